@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Module state and the helpers that every Python type shares. The only place where C meets Python's C API.
+#ifndef RL_PY_STATE_H
+#define RL_PY_STATE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "base/status.h"
+#include "base/threads.h"
+
+#if PY_VERSION_HEX < 0x030A0000 // 3.9 lacks these two
+static inline PyObject *Py_NewRef(PyObject *o) {
+    Py_INCREF(o);
+    return o;
+}
+static inline int PyModule_AddObjectRef(PyObject *m, const char *name, PyObject *value) {
+    Py_XINCREF(value);
+    int rc = PyModule_AddObject(m, name, value);
+    if (rc < 0) Py_XDECREF(value);
+    return rc;
+}
+#endif
+
+typedef struct rl_state {
+    // exceptions and warnings (errors.c)
+    PyObject *Error, *FormatError, *ContextFull, *SessionBusy, *KernelUnavailable, *FallbackWarning;
+    // heap types
+    PyTypeObject *GGUFType, *TensorType, *TokenizerType, *ModelType, *SessionType, *KVCacheType, *DecoderType,
+        *KernelType;
+    rl_pool *pool; // one per process, made on first use
+} rl_state;
+
+extern struct PyModuleDef rl_module_def;
+
+rl_state *rl_state_of_module(PyObject *module);
+rl_state *rl_state_of_type(PyTypeObject *type); // by PyType_GetModule; for methods with METH_METHOD or own types
+/// The pool, made when first asked for; NULL with an exception set.
+rl_pool *rl_state_pool(rl_state *st);
+
+/// Raises the exception that fits err->code with its attributes (.key, .tensor, .offset; .n_ctx, .needed);
+/// returns NULL.
+PyObject *rl_raise(rl_state *st, const rl_err *err);
+/// One FallbackWarning; -1 with an exception set when warnings are errors.
+int rl_warn_fallback(rl_state *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+// One per Python type or group of functions: adds what it defines to the module; -1 with an exception set.
+int rl_py_add_errors(PyObject *m, rl_state *st);
+int rl_py_add_gguf(PyObject *m, rl_state *st);
+int rl_py_add_tokenizer(PyObject *m, rl_state *st);
+int rl_py_add_kernels(PyObject *m, rl_state *st);
+int rl_py_add_kvcache(PyObject *m, rl_state *st);
+int rl_py_add_machine(PyObject *m, rl_state *st);
+int rl_py_add_sampler(PyObject *m, rl_state *st);
+int rl_py_add_model(PyObject *m, rl_state *st);
+
+#endif

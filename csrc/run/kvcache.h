@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The KV cache of one session: per layer a table of 64-token pages, K and V typed apart. Pages come from one
+// block reserved at creation and touched only when used; sliding-window layers give pages back once they fall
+// out of the window plus a stated slack; fork shares pages by reference count and copies the partial one.
+#ifndef RL_RUN_KVCACHE_H
+#define RL_RUN_KVCACHE_H
+
+#include <stdbool.h>
+
+#include "base/threads.h"
+#include "kernels/api.h"
+
+#define RL_PAGE_TOKENS 64
+
+typedef enum rl_kv_type { RL_KV_F32, RL_KV_F16, RL_KV_Q8_0 } rl_kv_type;
+// tile: made for the kernels (default); token: (token, head, dim); head: (head, token, dim) inside a page
+typedef enum rl_kv_layout { RL_KV_TILE, RL_KV_TOKEN, RL_KV_HEAD } rl_kv_layout;
+
+typedef struct rl_kv_layer_config {
+    size_t n_head_kv, dim_k, dim_v;
+    size_t window; // 0: full attention; else a query sees itself and window - 1 tokens before it
+} rl_kv_layer_config;
+
+typedef struct rl_kv_config {
+    size_t n_layer;
+    const rl_kv_layer_config *layers;
+    size_t n_ctx;
+    rl_kv_type type_k, type_v;
+    rl_kv_layout layout;
+    bool rotate;         // Walsh-Hadamard rotation of K (and of q on reading); only with a q8_0 K
+    size_t window_slack; // tokens kept beyond a window, at least the largest batch written at once
+} rl_kv_config;
+
+typedef struct rl_kv rl_kv;
+
+/// Bytes reserved when every page is in use, and bytes of one token over all layers (full layers, windowed
+/// layers).
+rl_status rl_kv_plan(const rl_kv_config *c, size_t *bytes_reserved, size_t *bytes_per_token, rl_err *err);
+rl_status rl_kv_create(rl_kv **out, const rl_kv_config *c, rl_err *err);
+void rl_kv_free(rl_kv *kv);
+/// A second cache with the same content: full pages shared, the last partial ones copied on fork.
+rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err);
+
+size_t rl_kv_length(const rl_kv *kv); // tokens committed
+const rl_kv_config *rl_kv_config_of(const rl_kv *kv);
+size_t rl_kv_bytes_in_use(const rl_kv *kv);
+
+/// Makes room for n more tokens in every layer (called by one thread before a region). RL_ERR_CONTEXT_FULL
+/// with limit and needed when n_ctx is too small. Copies a shared partial page before it is written.
+rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err);
+/// Stores K and V of tokens pos0 + t0 .. pos0 + t1 for KV heads h0..h1 of a layer; k[t * ld_k + h * dim_k +
+/// i], t from 0. Disjoint heads or tokens (multiples of 16 from the page start) may be written by different
+/// threads.
+void rl_kv_write(rl_kv *kv, const rl_dispatch *d, size_t layer, size_t pos0, size_t t0, size_t t1, size_t h0, size_t h1,
+                 const float *k, size_t ld_k, const float *v, size_t ld_v);
+/// Advances the length by n after all layers have been written; drops pages that no window needs.
+void rl_kv_commit(rl_kv *kv, size_t n);
+/// Shortens to n tokens. Beyond what windowed layers still hold: RL_ERR_ARG naming the least n and the asked
+/// one.
+rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err);
+/// First position that `layer` still holds.
+size_t rl_kv_first(const rl_kv *kv, size_t layer);
+/// Copies positions p0..p1 of a layer as float32 (pos, head, dim). raw: as stored (rotated), else un-rotated.
+rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_t p0, size_t p1, float *out,
+                     rl_err *err);
+/// Pages of a layer for zero-copy views: number of table slots, and the address of one (NULL when dropped).
+size_t rl_kv_n_pages(const rl_kv *kv, size_t layer);
+const void *rl_kv_page(const rl_kv *kv, size_t layer, size_t page, bool want_v, size_t *bytes);
+/// Serialisation of the content (config checked on load). write returns false to stop.
+typedef bool (*rl_write_fn)(void *arg, const void *data, size_t n);
+typedef bool (*rl_read_fn)(void *arg, void *data, size_t n);
+rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err);
+rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err);
+
+#endif

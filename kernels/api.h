@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel is: the signatures of each family, the descriptor, and the choice made for one process.
+//
+// Families
+//   dequant   blocks to float32
+//   act       float32 activations to int8 or int16 (quantized once per input, shared by all rows)
+//   rows      weight rows times 1 to 8 activation vectors, straight from the GGUF blocks (decode)
+//   tile      unpack a tile of rows once, multiply it with every token of the batch (prompts)
+//   attn      scores and values over one 64-token KV page
+//   vec       norms, RoPE, softmax, activations, adds
+#ifndef RL_KERNELS_API_H
+#define RL_KERNELS_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "kernels/features.h"
+
+typedef enum rl_family {
+    RL_FAM_DEQUANT,
+    RL_FAM_ACT,
+    RL_FAM_ROWS,
+    RL_FAM_TILE_UNPACK,
+    RL_FAM_TILE_MUL,
+    RL_FAM_ATTN,
+    RL_FAM_VEC,
+    RL_FAM_COUNT
+} rl_family;
+
+// Formats of an activation vector; bits, because one input can be held in several.
+typedef enum rl_actfmt {
+    RL_ACT_F32 = 1, // float32, as given
+    RL_ACT_Q8 = 2,  // int8 per 32 values, float32 scale and float32 scale*sum per 32
+    RL_ACT_Q16 = 4  // int16 (15 bits used) per 256 values, float32 scale per 256, float32 scale*sum per 32
+} rl_actfmt;
+
+// The activations of one matmul: n_tok vectors of `cols` values. Scales and sums never pass through half
+// precision. A row of q8/q16 is padded with zeros to a multiple of 32 values.
+typedef struct rl_act {
+    unsigned formats;
+    size_t cols, max_tok;
+    const float *f32; // borrowed, row stride ld_f32
+    size_t ld_f32;
+    size_t ld_q8, ld_q16; // values from one token to the next
+    int8_t *q8;           // [tok][ld_q8]
+    float *d8, *s8;       // [tok][ceil(cols/32)]: scale, scale * sum of q
+    int16_t *q16;         // [tok][ld_q16]
+    float *d16;           // [tok][ceil(cols/256)]
+    float *s16;           // [tok][ceil(cols/32)]: scale * sum of q over 32
+    // Kernel authors may add rearranged copies here (for tiles or nibble order), filled by the same act
+    // kernel.
+} rl_act;
+
+typedef void (*rl_dequant_fn)(const void *blocks, float *out, size_t n); // n: a multiple of the block size
+
+// Quantizes one vector of `cols` values: q padded with zeros to 32, d and s as in rl_act. A NaN or infinity
+// in x gives NaN scales, so that it shows in the output instead of turning into a number.
+typedef void (*rl_act_q8_fn)(const float *x, size_t cols, int8_t *q, float *d, float *s);
+typedef void (*rl_act_q16_fn)(const float *x, size_t cols, int16_t *q, float *d, float *s);
+
+// out[t * ld_out + r] = dot(row r, activation tok0 + t) for r < n_rows, t < n_tok <= RL_ROWS_MAX_TOK.
+// Never reads past the last row's end: the file may end there.
+#define RL_ROWS_MAX_TOK 8
+typedef struct rl_rows_args {
+    const uint8_t *w;
+    size_t row_bytes, cols, n_rows;
+    const rl_act *act;
+    size_t tok0, n_tok;
+    float *out;
+    size_t ld_out;
+} rl_rows_args;
+typedef void (*rl_rows_fn)(const rl_rows_args *a);
+
+// THE descriptor. registry.c holds one per kernel; dispatch, tests, benchmarks and Python read the same
+// table.
+typedef struct rl_kernel {
+    const char *name; // rl_<family>_<type>_<act>_<isa>, the name of the function
+    rl_family family;
+    rl_type type;                  // weight or KV type, RL_TYPE_NONE where the family has none
+    unsigned act;                  // activation format consumed (or made, for the act family), 0 where none
+    const char *isa;               // "ref" or a tier of tiers.h
+    uint64_t cpu;                  // features the CPU must have
+    uint16_t tile_rows, tile_cols; // 0 where the family has no tile
+    const char *layout;            // layout of a tile or page this entry needs, "" when none
+    void (*fn)(void);              // cast to the family's type
+} rl_kernel;
+
+/// The whole table: best tier last within a (family, type, act, layout).
+const rl_kernel *rl_kernels(size_t *n);
+
+// The choice for one process: features found, an optional limit and overrides. Made once, then read-only.
+typedef struct rl_dispatch {
+    uint64_t features; // after the limit
+    const char *isa;   // name of the best tier in use
+    char overrides[512];
+} rl_dispatch;
+
+/// isa_limit: NULL or a tier name ("ref", "avx2", ...): the best tier to use. overrides: NULL or a
+/// comma-separated list of kernel names to prefer. An unknown name, or one this CPU cannot run, is
+/// RL_ERR_KERNEL.
+rl_status rl_dispatch_init(rl_dispatch *d, const char *isa_limit, const char *overrides, rl_err *err);
+
+/// The best entry this dispatch may use, or NULL when the table has none. act 0 and layout NULL match any.
+const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type type, unsigned act, const char *layout);
+
+/// The entry with exactly this name, RL_ERR_KERNEL when unknown or not runnable here.
+rl_status rl_kernel_named(const rl_dispatch *d, const char *name, const rl_kernel **out, rl_err *err);
+
+// Vector operations, one pointer each, filled with references and overridden per tier. All sums run in one
+// documented order per tier. x and out may be the same.
+typedef struct rl_vec {
+    void (*rmsnorm)(const float *x, const float *w, float *out, size_t n,
+                    float eps); // w may be NULL; sum in double or pairwise
+    void (*layernorm)(const float *x, const float *w, const float *b, float *out, size_t n,
+                      float eps); // w, b may be NULL
+    void (*add)(const float *a, const float *b, float *out, size_t n);
+    void (*scale)(const float *x, float s, float *out, size_t n);
+    void (*silu_mul)(const float *gate, const float *up, float *out, size_t n);
+    void (*gelu_mul)(const float *gate, const float *up, float *out,
+                     size_t n); // tanh form, from expf-grade arithmetic
+    void (*gelu)(const float *x, float *out, size_t n);
+    void (*silu)(const float *x, float *out, size_t n);
+    void (*softcap)(const float *x, float cap, float *out, size_t n); // cap * tanh(x / cap)
+    // Rotates n_head heads of one token in place; head stride ld. cs: n_rot/2 pairs (cos, sin). norm:
+    // neighbours (2i, 2i+1); neox: halves (i, i + n_rot/2). Values beyond n_rot stay.
+    void (*rope_norm)(float *x, size_t n_head, size_t ld, const float *cs, size_t n_rot);
+    void (*rope_neox)(float *x, size_t n_head, size_t ld, const float *cs, size_t n_rot);
+    float (*max)(const float *x, size_t n);
+    // x <- exp(x - max) in place, returns the sum
+    float (*exp_sum)(float *x, size_t n, float max);
+    double (*logsumexp)(const float *x, size_t n);           // max subtracted; sum in double
+    void (*argmax)(const float *x, size_t n, size_t *index); // the first of equals
+} rl_vec;
+
+void rl_vec_init(rl_vec *v, const rl_dispatch *d);
+
+#endif
