@@ -29,34 +29,51 @@ typedef enum rl_family {
     RL_FAM_COUNT
 } rl_family;
 
-// Formats of an activation vector; bits, because one input can be held in several.
+// Formats of an activation vector; bits, because one input can be held in several. The last three are
+// rearranged copies in the order in which kernels meet the values, so that weights need no shuffle.
 typedef enum rl_actfmt {
-    RL_ACT_F32 = 1, // float32, as given
-    RL_ACT_Q8 = 2,  // int8 per 32 values, float32 scale and float32 scale*sum per 32
-    RL_ACT_Q16 = 4  // int16 (15 bits used) per 256 values, float32 scale per 256, float32 scale*sum per 32
+    RL_ACT_F32 = 1,   // float32, as given
+    RL_ACT_Q8 = 2,    // int8 per 32 values, float32 scale and float32 scale*sum per 32, integer sums per 16
+    RL_ACT_Q16 = 4,   // int16 (15 bits used) per 256 values, float32 scale per 256, float32 scale*sum per 32
+    RL_ACT_Q8N = 8,   // with Q8: q8n, for blocks of 32 whose 16 bytes hold value i and value 16 + i
+    RL_ACT_Q16N = 16, // with Q16: q16n, the same blocks seen as 16-bit words
+    RL_ACT_Q16E = 32  // with Q16: q16e, 32 bytes seen as 16-bit words: even values, then odd ones
 } rl_actfmt;
 
+#define RL_ACT_Q8_MAX 127
+#define RL_ACT_Q16_MAX 16383 // 32 products with Q6_K's |scale * q| <= 4096 stay below 2^31
+
 // The activations of one matmul: n_tok vectors of `cols` values. Scales and sums never pass through half
-// precision. A row of q8/q16 is padded with zeros to a multiple of 32 values.
+// precision. Every array is padded with zeros to a multiple of 256 values (8 scales per 32, 16 sums per 16),
+// so that kernels may read activations past `cols`.
 typedef struct rl_act {
     unsigned formats;
     size_t cols, max_tok;
-    const float *f32; // borrowed, row stride ld_f32
+    const float *f32; // borrowed, row stride ld_f32, not padded
     size_t ld_f32;
-    size_t ld_q8, ld_q16; // values from one token to the next
-    int8_t *q8;           // [tok][ld_q8]
-    float *d8, *s8;       // [tok][ceil(cols/32)]: scale, scale * sum of q
-    int16_t *q16;         // [tok][ld_q16]
-    float *d16;           // [tok][ceil(cols/256)]
-    float *s16;           // [tok][ceil(cols/32)]: scale * sum of q over 32
-    // Kernel authors may add rearranged copies here (for tiles or nibble order), filled by the same act
-    // kernel.
+    size_t ld_q;    // values from one token to the next in q8, q16 and the copies: a multiple of 256
+    size_t ld_d;    // ld_q / 32: from one token to the next in d8, s8, s16; sums b8, b16: 2 * ld_d
+    size_t ld_d16;  // ld_q / 256
+    int8_t *q8;     // [tok][ld_q]
+    float *d8, *s8; // [tok][ld_d]: scale, scale * sum of q
+    int16_t *b8;    // [tok][2 * ld_d]: sum of q over 16 values
+    int16_t *q16;   // [tok][ld_q]
+    float *d16;     // [tok][ld_d16]
+    float *s16;     // [tok][ld_d]: scale * sum of q over 32
+    int32_t *b16;   // [tok][2 * ld_d]: sum of q over 16 values
+    // q8n: per 128 values (blocks b0..b3), values 0..15 of b0, b1, b2, b3, then values 16..31 of b0, b1, b2, b3.
+    int8_t *q8n;
+    // q16n: per 128 values, of b0..b3 each: values 0, 2..14; then 16, 18..30; then 1, 3..15; then 17, 19..31.
+    int16_t *q16n;
+    // q16e: per 32 values, values 0, 2..30, then 1, 3..31.
+    int16_t *q16e;
+    // Kernel authors may add further copies here, each with a format bit of its own.
 } rl_act;
 
 typedef void (*rl_dequant_fn)(const void *blocks, float *out, size_t n); // n: a multiple of the block size
 
-// Quantizes one vector of `cols` values: q padded with zeros to 32, d and s as in rl_act. A NaN or infinity
-// in x gives NaN scales, so that it shows in the output instead of turning into a number.
+// Quantizes one vector of `cols` values: q, d and s as in rl_act, each padded with zeros to 256 values. A NaN or
+// infinity in x gives NaN scales, so that it shows in the output instead of turning into a number.
 typedef void (*rl_act_q8_fn)(const float *x, size_t cols, int8_t *q, float *d, float *s);
 typedef void (*rl_act_q16_fn)(const float *x, size_t cols, int16_t *q, float *d, float *s);
 
