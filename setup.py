@@ -45,7 +45,8 @@ class BuildExt(build_ext):
     def probe_macro(self):
         import subprocess
 
-        cmd = self.compiler.compiler_so[:1] if "ccache" not in self.compiler.compiler_so[0] else self.compiler.compiler_so[:2]
+        cc = self.compiler.compiler_so
+        cmd = cc[:2] if "ccache" in cc[0] else cc[:1]
         out = subprocess.run([*cmd, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True).stdout
         little = "__ORDER_BIG_ENDIAN__" in out and "#define __BYTE_ORDER__ __ORDER_LITTLE_ENDIAN__" in out
         if "#define __x86_64__ 1" in out and "#define __ILP32__" not in out:
@@ -59,7 +60,8 @@ class BuildExt(build_ext):
         table = tiers()
         cc = list(self.compiler.compiler_so)
         # NDEBUG off or on is the caller's CFLAGS; optimisation defaults to -O3 but the caller's -O wins.
-        base = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra"]
+        base = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"]
+        base += ["-Wall", "-Wextra"]
         base += shlex.split(os.environ.get("CFLAGS", "")) + shlex.split(os.environ.get("ROOFLM_CFLAGS", ""))
         includes = [f"-I{ROOT}", f"-I{ROOT}/csrc"] + [f"-I{d}" for d in ext.include_dirs + self.include_dirs]
         jobs = []
@@ -75,7 +77,8 @@ class BuildExt(build_ext):
                     raise SystemExit(f"rooflm: {src}: no tier '{tier}' in kernels/tiers.h")
                 flags += table[tier][1]
             obj = out_dir / Path(src).with_suffix(".o")
-            jobs.append((src, obj, cc + flags + includes + ["-MMD", "-MF", str(obj.with_suffix(".d")), "-c", src, "-o", str(obj)]))
+            outputs = ["-MMD", "-MF", str(obj.with_suffix(".d")), "-c", src, "-o", str(obj)]
+            jobs.append((src, obj, cc + flags + includes + outputs))
 
         def compile_one(job):
             src, obj, cmd = job

@@ -1,8 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantized language models under the memory roof."""
 
+from __future__ import annotations
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from rooflm._core import ContextFull, Error, FallbackWarning, FormatError, KernelUnavailable, SessionBusy
 
 __version__ = "0.1.0"
 
-__all__ = ["ContextFull", "Error", "FallbackWarning", "FormatError", "KernelUnavailable", "SessionBusy"]
+# Public name -> module that defines it, imported when first asked for: `import rooflm` stays fast.
+_LAZY = {
+    "fetch": "rooflm.fetching",
+    "FetchError": "rooflm.fetching",
+}
+
+if _TYPE_CHECKING:
+    from rooflm.fetching import FetchError, fetch
+
+__all__ = [
+    "ContextFull",
+    "Error",
+    "FallbackWarning",
+    "FetchError",
+    "FormatError",
+    "KernelUnavailable",
+    "SessionBusy",
+    "fetch",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rooflm' has no attribute {name!r}")
+    value = getattr(_importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

