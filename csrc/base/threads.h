@@ -34,8 +34,18 @@ rl_status rl_pool_create(rl_pool **out, rl_err *err);
 void rl_pool_destroy(rl_pool *pool); // also right in a forked child, where the workers do not exist
 
 /// Runs the region on n_threads threads, the caller being ith 0. Regions of different callers queue up.
-/// RL_ERR_INTERRUPTED when the poll asked to stop. After a fork the workers are started anew.
+/// RL_ERR_INTERRUPTED when the poll asked to stop. After a fork the workers are started anew. One thread runs
+/// inline, without the pool's workers or its queue. Not to be called from inside a region.
 rl_status rl_pool_run(rl_pool *pool, const rl_region *region, rl_err *err);
+
+// Where the threads of the last region with more than one thread ran. Some kernels accept a mask and ignore it, so
+// the CPU is sampled at the end of the region instead of being taken from the request.
+typedef struct rl_pool_report {
+    int n_threads;
+    int cpu[RL_MAX_THREADS];       // -1: the system would not say
+    int pin_errno[RL_MAX_THREADS]; // 0: pinned as asked, or nothing asked; else why not
+} rl_pool_report;
+void rl_pool_last_report(rl_pool *pool, rl_pool_report *out);
 
 int rl_team_size(const rl_team *team);
 
@@ -44,8 +54,8 @@ int rl_team_size(const rl_team *team);
 bool rl_team_barrier(rl_team *team, int ith);
 
 /// Splits items 0..n among the team. Every thread of the team must call begin with the same n and grain, in
-/// the same order of calls; there is no barrier in it. `grain` is the least number of items handed out at
-/// once.
+/// the same order of calls, and call next until it is false; there is no barrier in it. `grain` is the least number
+/// of items handed out at once (more above 2^24 grains). At most 32767 pieces of work between two barriers.
 typedef struct rl_work {
     size_t n, grain;
     uint32_t epoch;
