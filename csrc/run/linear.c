@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel multiplies a matrix, and sharing the rows of several matrices among the threads as one piece of
+// work. Who computes a row never changes its value.
+#include "run/linear.h"
+
+#include <string.h>
+
+#include "run/linear_tile.h"
+
+#define UNIT_ROWS 16         // rows handed out are multiples of this
+#define UNIT_BYTES (8 << 10) // and about this many bytes, so that matrices of different row sizes weigh the same
+
+static rl_status check_mat(const rl_mat *w, rl_err *err) {
+    const rl_dtype *t = rl_dtype_of(w->type);
+    if (!t || !t->computes)
+        return rl_fail(err, RL_ERR_UNSUPPORTED, "a tensor of type %u cannot be multiplied", w->type);
+    if (!w->rows || !w->cols || w->cols % t->block)
+        return rl_fail(err, RL_ERR_UNSUPPORTED, "%s needs rows of a multiple of %zu values, not %zu x %zu", t->name,
+                       t->block, w->rows, w->cols);
+    if (w->row_bytes < w->cols / t->block * t->bytes)
+        return rl_fail(err, RL_ERR_ARG, "rows of %zu %s values do not fit %zu bytes", w->cols, t->name, w->row_bytes);
+    return RL_OK;
+}
+
+// Auto multiplies single tokens in int16, which is exact for all practical purposes and hides behind the memory
+// wherever a SIMD kernel exists; without one it takes the cheaper int8.
+static const rl_kernel *auto_rows(const rl_dispatch *d, rl_type type) {
+    const rl_kernel *k = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q16, NULL);
+    const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q8, NULL);
+    return k && (!k8 || k->cpu || !k8->cpu) ? k : k8;
+}
+
+rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, const rl_linear_opts *opts,
+                         rl_err *err) {
+    RL_TRY(check_mat(w, err));
+    memset(lin, 0, sizeof *lin);
+    lin->w = *w;
+    lin->compute = opts->compute;
+    lin->tile_from = SIZE_MAX;
+    if (opts->kernel) {
+        const rl_kernel *k;
+        RL_TRY(rl_kernel_named(d, opts->kernel, &k, err));
+        if (k->family != RL_FAM_ROWS || k->type != w->type)
+            return rl_fail(err, RL_ERR_KERNEL, "kernel %s does not multiply rows of %s", k->name,
+                           rl_dtype_of(w->type)->name);
+        // A kernel asked for by name runs for every number of tokens.
+        lin->rows = k;
+        if (k->act & RL_ACT_F32)
+            lin->compute = RL_COMPUTE_F32;
+        else
+            lin->compute = k->act & RL_ACT_Q16 ? RL_COMPUTE_INT16 : RL_COMPUTE_INT8;
+        return RL_OK;
+    }
+    bool floats = w->type == RL_F32 || w->type == RL_F16 || w->type == RL_BF16;
+    if (floats || opts->compute == RL_COMPUTE_F32)
+        lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_F32, NULL);
+    else if (opts->compute == RL_COMPUTE_INT16)
+        lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q16, NULL);
+    else if (opts->compute == RL_COMPUTE_INT8)
+        lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q8, NULL);
+    else
+        lin->rows = auto_rows(d, w->type);
+    if (!lin->rows) return rl_fail(err, RL_ERR_KERNEL, "no kernel multiplies rows of %s", rl_dtype_of(w->type)->name);
+    rl_linear_tile_plan(lin, d, opts->head);
+    return RL_OK;
+}
+
+static bool takes_tile(const rl_linear *lin, size_t n_tok) {
+    return lin->mul && n_tok >= lin->tile_from;
+}
+
+unsigned rl_linear_formats(const rl_linear *lin, size_t n_tok) {
+    return takes_tile(lin, n_tok) ? rl_linear_tile_formats(lin) : lin->rows->act;
+}
+
+const rl_kernel *rl_linear_kernel(const rl_linear *lin, size_t n_tok) {
+    return takes_tile(lin, n_tok) ? lin->mul : lin->rows;
+}
+
+size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok) {
+    for (size_t i = 0; i < n; i++)
+        if (takes_tile(lins[i], max_tok)) return rl_linear_tile_scratch(max_tok);
+    return 0;
+}
+
+static size_t unit_rows(const rl_mat *w) {
+    size_t units = UNIT_BYTES / (UNIT_ROWS * w->row_bytes);
+    return UNIT_ROWS * (units ? units : 1);
+}
+
+static size_t n_units(const rl_mat *w) {
+    size_t u = unit_rows(w);
+    return (w->rows + u - 1) / u;
+}
+
+static void multiply_rows(const rl_linear_call *c, size_t r0, size_t r1) {
+    const rl_mat *w = &c->lin->w;
+    rl_rows_fn fn = (rl_rows_fn)c->lin->rows->fn;
+    size_t step = c->n_tok > RL_ROWS_MAX_TOK ? UNIT_ROWS : r1 - r0; // many tokens: keep these rows in the cache
+    for (size_t r = r0; r < r1; r += step)
+        for (size_t t = 0; t < c->n_tok; t += RL_ROWS_MAX_TOK) {
+            rl_rows_args a = {
+                .w = w->data + r * w->row_bytes,
+                .row_bytes = w->row_bytes,
+                .cols = w->cols,
+                .n_rows = r1 - r < step ? r1 - r : step,
+                .act = c->act,
+                .tok0 = t,
+                .n_tok = c->n_tok - t < RL_ROWS_MAX_TOK ? c->n_tok - t : RL_ROWS_MAX_TOK,
+                .out = c->out + t * c->ld_out + r,
+                .ld_out = c->ld_out,
+            };
+            fn(&a);
+        }
+}
+
+// Units u0..u1 counted through the matrices one after the other.
+static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u0, size_t u1) {
+    for (size_t i = 0; i < n_calls && u0 < u1; i++) {
+        const rl_mat *w = &calls[i].lin->w;
+        size_t n = n_units(w), rows = unit_rows(w);
+        if (u0 < n) {
+            size_t end = u1 < n ? u1 : n;
+            multiply_rows(&calls[i], u0 * rows, end * rows < w->rows ? end * rows : w->rows);
+            u0 = end;
+        }
+        u0 -= n < u0 ? n : u0;
+        u1 -= n < u1 ? n : u1;
+    }
+}
+
+static void run_rows(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls) {
+    size_t total = 0, i0, i1;
+    for (size_t i = 0; i < n_calls; i++) total += n_units(&calls[i].lin->w);
+    rl_work work;
+    rl_work_begin(&work, team, ith, total, 1);
+    while (rl_work_next(&work, team, ith, &i0, &i1)) multiply_units(calls, n_calls, i0, i1);
+}
+
+void rl_linear_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch) {
+    // Neighbours that take the same path are one piece of work.
+    for (size_t i = 0, end; i < n_calls; i = end) {
+        bool tile = takes_tile(calls[i].lin, calls[i].n_tok);
+        for (end = i + 1; end < n_calls && takes_tile(calls[end].lin, calls[end].n_tok) == tile;) end++;
+        if (tile)
+            rl_linear_tile_run(team, ith, calls + i, end - i, scratch);
+        else
+            run_rows(team, ith, calls + i, end - i);
+    }
+}

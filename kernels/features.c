@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/features.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+// What the operating system saves on a context switch. A register file that it does not save must not be
+// used, whatever CPUID says.
+static uint64_t xcr0(void) {
+    uint32_t lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return (uint64_t)hi << 32 | lo;
+}
+
+uint64_t rl_cpu_features(void) {
+    uint32_t a, b, c, d;
+    uint64_t f = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return 0; // OSXSAVE
+    uint64_t saved = xcr0();
+    if ((saved & 0x6) != 0x6 || !(c & (1u << 28))) return 0; // XMM and YMM state, AVX
+    if (c & (1u << 12)) f |= RL_CPU_FMA;
+    if (c & (1u << 29)) f |= RL_CPU_F16C;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
+    uint32_t subleaves = a;
+    if (b & (1u << 5)) f |= RL_CPU_AVX2;
+    if ((saved & 0xE6) == 0xE6 && (b & (1u << 16))) { // opmask, upper halves, ZMM16 to 31
+        f |= RL_CPU_AVX512F;
+        if (b & (1u << 17)) f |= RL_CPU_AVX512DQ;
+        if (b & (1u << 30)) f |= RL_CPU_AVX512BW;
+        if (b & (1u << 31)) f |= RL_CPU_AVX512VL;
+        if (c & (1u << 11)) f |= RL_CPU_AVX512VNNI;
+    }
+    if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4))) f |= RL_CPU_AVXVNNI;
+    return f;
+}
+
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+// bionic may not define the names.
+#define HWCAP_BIT_ASIMDDP (1ul << 20)
+#define HWCAP2_BIT_I8MM (1ul << 13)
+
+uint64_t rl_cpu_features(void) {
+    uint64_t f = RL_CPU_NEON; // part of the AArch64 baseline
+    if (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP) f |= RL_CPU_DOTPROD;
+    if (getauxval(AT_HWCAP2) & HWCAP2_BIT_I8MM) f |= RL_CPU_I8MM;
+    return f;
+}
+
+#else
+uint64_t rl_cpu_features(void) {
+    return 0;
+}
+#endif
