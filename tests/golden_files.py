@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import lzma
 import tempfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ def arch_of(name: str) -> str:
     return ARCH_OF.get(name, name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def golden(name: str) -> Golden:
     path = Path(_dir.name) / f"{name}.gguf"
     path.write_bytes(lzma.decompress((ARCH / f"{name}.gguf.xz").read_bytes()))

@@ -29,6 +29,8 @@ def main() -> None:
         type_k=0,  # F32
         type_v=0,
         swa_full=True,
+        yarn_beta_fast=-1.0,  # from the file; the binding would override it
+        yarn_beta_slow=-1.0,
         verbose="-v" in sys.argv,
     )
     model.eval(tokens)

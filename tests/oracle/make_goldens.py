@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-import tiny_models  # noqa: E402
+import tiny_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 KEPT_POSITIONS = 20
