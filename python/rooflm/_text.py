@@ -18,7 +18,8 @@ def read_text(path: os.PathLike[str]) -> str:
         try:
             return f.read()
         except UnicodeDecodeError as e:
-            raise ValueError(f"{os.fspath(path)} is not UTF-8 text: byte {e.start} is 0x{e.object[e.start]:02x}") from None
+            bad = e.object[e.start]
+            raise ValueError(f"{os.fspath(path)} is not UTF-8 text: byte {e.start} is 0x{bad:02x}") from None
 
 
 def as_tokens(value: TextOrTokens, tokenizer: Any, *, special: bool = False, bos: Optional[bool] = None) -> np.ndarray:

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running generation: pieces of text as they come, and afterwards what was generated, why it ended, how fast.
+
+Prefill and decode are timed apart and never joined into one figure.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rooflm.model import Session
+
+NOTHING = np.zeros(0, np.int32)
+
+
+class Generation:
+    """Iterate for pieces of text; a piece never splits a character.
+
+    Nothing is computed before the first piece is asked for. Without iterating, asking for a result (`text`, `ids`,
+    `stop_reason`, a time) runs everything; once iteration has begun, results show what is there so far.
+
+    stop_reason   "eos", "stop" (a stop string), "length" (max_tokens), "context" (the session is full),
+                  "interrupted" (Ctrl-C or an error); None while running
+    ids           generated ids, without the end-of-text id
+    prompt_ids    what was evaluated before the first of them
+    ttft_s        from the call to the first id: tokenizing, prefill, sampling
+    prefill_tps   prompt tokens per second of their evaluation
+    decode_tps    (n - 1) / (time of the last id - time of the first); None with fewer than 2 ids
+    token_times_s when each id was there, counted from the start of the evaluation
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompt_ids: np.ndarray,
+        *,
+        max_tokens: int,
+        sampler: Any,
+        stop: Sequence[str],
+        tokenize_s: float,
+    ) -> None:
+        self._session = session
+        self._sampler = sampler
+        self._stop = tuple(s for s in stop if s)
+        self._max_tokens = max_tokens
+        self.prompt_ids = prompt_ids
+        self.tokenize_s = tokenize_s
+        self._ids: list[int] = []
+        self._pieces: list[str] = []
+        self._times: list[float] = []
+        self._prefill_s: Optional[float] = None
+        self._stop_reason: Optional[str] = None
+        self._begun = False
+        self._pieces_to_come = self._run()
+
+    # ---- iteration ----
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self._begun = True
+        piece = next(self._pieces_to_come)
+        self._pieces.append(piece)
+        return piece
+
+    def run(self) -> Generation:
+        """Runs to the end and returns itself."""
+        for _ in self:
+            pass
+        return self
+
+    def _run(self) -> Iterator[str]:
+        session, sampler = self._session, self._sampler
+        tokenizer = session.model.tokenizer
+        ends = frozenset(tokenizer.eog_ids)
+        decoder = tokenizer.decoder()
+        held = ""  # text that may turn out to be the beginning of a stop string
+        try:
+            start = time.perf_counter()
+            logits = session._evaluate(self.prompt_ids)
+            self._prefill_s = time.perf_counter() - start
+            if not self._max_tokens:
+                self._stop_reason = "length"
+            while not self._stop_reason:
+                token = int(sampler.sample(logits))
+                self._times.append(time.perf_counter() - start)
+                if token in ends:
+                    self._stop_reason = "eos"
+                    break
+                self._ids.append(token)
+                session._sampled(token)
+                held += decoder.push(token)
+                cut = self._find_stop(held)
+                if cut is not None:
+                    held = held[:cut]
+                    decoder.flush()
+                    self._stop_reason = "stop"
+                    break
+                ready = len(held) - self._unsure(held)
+                if ready:
+                    yield held[:ready]
+                    held = held[ready:]
+                if len(self._ids) >= self._max_tokens:
+                    self._stop_reason = "length"
+                elif session.n_past >= session.n_ctx:
+                    self._stop_reason = "context"
+                else:
+                    logits = session._evaluate(NOTHING, out=logits)
+        except BaseException:
+            self._stop_reason = "interrupted"
+            raise
+        if self._stop_reason != "stop":
+            held += decoder.flush()
+        if held:
+            yield held
+
+    def _find_stop(self, text: str) -> Optional[int]:
+        places = [p for p in (text.find(s) for s in self._stop) if p >= 0]
+        return min(places) if places else None
+
+    def _unsure(self, text: str) -> int:
+        """Length of the longest tail of the text that begins a stop string."""
+        longest = 0
+        for s in self._stop:
+            for n in range(min(len(s) - 1, len(text)), longest, -1):
+                if s.startswith(text[-n:]):
+                    longest = n
+                    break
+        return longest
+
+    # ---- results ----
+
+    def _results(self) -> Generation:
+        return self if self._begun else self.run()
+
+    @property
+    def text(self) -> str:
+        return "".join(self._results()._pieces)
+
+    @property
+    def ids(self) -> list[int]:
+        return list(self._results()._ids)
+
+    @property
+    def stop_reason(self) -> Optional[str]:
+        return self._results()._stop_reason
+
+    @property
+    def token_times_s(self) -> list[float]:
+        return list(self._results()._times)
+
+    @property
+    def ttft_s(self) -> Optional[float]:
+        times = self._results()._times
+        return self.tokenize_s + times[0] if times else None
+
+    @property
+    def prefill_s(self) -> Optional[float]:
+        return self._results()._prefill_s
+
+    @property
+    def prefill_tps(self) -> Optional[float]:
+        seconds = self.prefill_s
+        return len(self.prompt_ids) / seconds if seconds else None
+
+    @property
+    def decode_tps(self) -> Optional[float]:
+        times = self._results()._times
+        if len(times) < 2 or times[-1] <= times[0]:
+            return None
+        return (len(times) - 1) / (times[-1] - times[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Record of the whole generation, ready for JSON."""
+        self._results()
+        return {
+            "schema": 1,
+            "text": self.text,
+            "ids": self.ids,
+            "stop_reason": self.stop_reason,
+            "n_prompt": len(self.prompt_ids),
+            "n_generated": len(self._ids),
+            "tokenize_s": self.tokenize_s,
+            "ttft_s": self.ttft_s,
+            "prefill_s": self.prefill_s,
+            "prefill_tps": self.prefill_tps,
+            "decode_tps": self.decode_tps,
+            "token_times_s": self.token_times_s,
+        }
+
+    def __repr__(self) -> str:
+        if not self._begun:
+            return f"<Generation from {len(self.prompt_ids)} tokens, not started>"
+        state = self._stop_reason or "running"
+        return f"<Generation {state} after {len(self._ids)} tokens: {self.text[-60:]!r}>"
+
+    def _repr_html_(self) -> str:
+        if not self._begun:
+            return html.escape(repr(self))
+        rows = {
+            "stop reason": self._stop_reason or "running",
+            "prompt / generated tokens": f"{len(self.prompt_ids)} / {len(self._ids)}",
+            "time to first token": _unit(self.ttft_s, "s", 3),
+            "prefill": _unit(self.prefill_tps, "tok/s", 1),
+            "decode": _unit(self.decode_tps, "tok/s", 1),
+        }
+        body = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
+        return f"<pre>{html.escape(self.text)}</pre><table>{body}</table>"
+
+
+def _unit(value: Optional[float], unit: str, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f} {unit}"

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and sessions as users see them, over the types of the extension.
+
+A Model is a loaded file: hyper-parameters, tokenizer, weights. A Session is one timeline of tokens with its KV
+cache. The numeric work is in the extension; here are text, streaming, layer taps and the checks of arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import time
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from rooflm import _core
+from rooflm._keywords import checked_keywords
+from rooflm._text import TextOrTokens, as_tokens
+from rooflm.generation import Generation
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+DEFAULT_N_CTX = 4096
+
+
+class Model:
+    """A GGUF model: `Model("m.gguf")`, a Path, or an open GGUF.
+
+    load: "auto" maps the file (buffered where mapping is refused), "mmap", or "copy" (read into memory of its own,
+    which then no longer shares pages with other processes).
+    Raises FormatError for a file that is wrong, Error for one whose architecture or types cannot run.
+    """
+
+    @checked_keywords
+    def __init__(self, path: Union[str, os.PathLike[str], _core.GGUF], *, load: str = "auto") -> None:
+        self._c = _core.Model(path, load=load)
+
+    gguf = property(lambda self: self._c.gguf, doc="The open file: metadata and tensors.")
+    tokenizer = property(lambda self: self._c.tokenizer, doc="Made from the file's metadata when first asked for.")
+    arch = property(lambda self: self._c.arch, doc='"llama", "gemma3", ...')
+    n_layer = property(lambda self: self._c.n_layer, doc="Transformer blocks.")
+    n_embd = property(lambda self: self._c.n_embd, doc="Width of the residual stream.")
+    n_head = property(lambda self: self._c.n_head, doc="Query heads.")
+    n_head_kv = property(lambda self: self._c.n_head_kv, doc="Key and value heads.")
+    n_vocab = property(lambda self: self._c.n_vocab, doc="Rows of the output matrix.")
+    n_ctx_train = property(lambda self: self._c.n_ctx_train, doc="Context length stated by the file.")
+    hparams = property(lambda self: self._c.hparams, doc="All hyper-parameters as a dict.")
+
+    @checked_keywords
+    def session(
+        self,
+        *,
+        n_ctx: Optional[int] = None,
+        kv: str = "f16",
+        n_threads: Optional[int] = None,
+        n_batch: int = 512,
+        compute: str = "auto",
+        cpus: Union[None, str, Sequence[int]] = None,
+        kernel: Optional[str] = None,
+        layout: str = "tile",
+    ) -> Session:
+        """A new, empty session.
+
+        n_ctx      positions it can hold; default the model's own, at most 4096. Memory is used as pages fill.
+        kv         "f32", "f16", "q8_0", or K and V apart: "q8_0/f16"
+        n_threads  default: the free big cores of this machine
+        n_batch    most tokens evaluated at once
+        compute    "int8" or "int16" activations, "f32" the exact path, "auto" the more exact of the integer ones
+                   wherever it costs no speed
+        cpus       pin the workers: "0-3,6" or a sequence of numbers
+        kernel     names of kernels to use, comma-separated, see rooflm.kernels()
+        layout     inside a KV page: "tile", "token" or "head"
+        """
+        return Session(
+            self,
+            n_ctx=n_ctx,
+            kv=kv,
+            n_threads=n_threads,
+            n_batch=n_batch,
+            compute=compute,
+            cpus=cpus,
+            kernel=kernel,
+            layout=layout,
+        )
+
+    def taps(self) -> list[dict[str, Any]]:
+        """What Session.capture can take: a list of name, shape (None where it grows with tokens) and dtype."""
+        return list(self._c.taps())
+
+    def __repr__(self) -> str:
+        return (
+            f"<Model {self.arch}: {self.n_layer} layers, width {self.n_embd}, "
+            f"{self.n_head} heads over {self.n_head_kv}, vocabulary {self.n_vocab}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in self.hparams.items())
+        return f"<table>{rows}</table>"
+
+
+def cpu_list(cpus: Union[None, str, Sequence[int]]) -> Optional[list[int]]:
+    """ "0-3,6" or a sequence of numbers as a list of CPU numbers."""
+    if cpus is None:
+        return None
+    if not isinstance(cpus, str):
+        return [int(c) for c in cpus]
+    out: list[int] = []
+    for part in cpus.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f'cpus={cpus!r}: expected numbers and ranges such as "0-3,6"')
+        out += range(int(first), int(last if dash else first) + 1)
+    if len(set(out)) != len(out) or not out:
+        raise ValueError(f"cpus={cpus!r}: each CPU once, and at least one")
+    return out
+
+
+class Session:
+    """One timeline of tokens with its KV cache; made by Model.session(). A context manager that frees the cache."""
+
+    @checked_keywords
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: Optional[int] = None,
+        kv: str = "f16",
+        n_threads: Optional[int] = None,
+        n_batch: int = 512,
+        compute: str = "auto",
+        cpus: Union[None, str, Sequence[int]] = None,
+        kernel: Optional[str] = None,
+        layout: str = "tile",
+    ) -> None:
+        if n_ctx is None:
+            n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+        self.model = model
+        self._open: Optional[_core.Session] = _core.Session(
+            model._c,
+            n_ctx=n_ctx,
+            kv=kv,
+            n_threads=n_threads,
+            n_batch=n_batch,
+            compute=compute,
+            cpus=cpu_list(cpus),
+            kernel=kernel,
+            layout=layout,
+        )
+        self._pending: list[int] = []  # sampled by generate(), not evaluated yet
+        self._capture: Optional[Capture] = None
+
+    # ---- life ----
+
+    @property
+    def _c(self) -> _core.Session:
+        if self._open is None:
+            raise _core.Error("this session is closed")
+        return self._open
+
+    def close(self) -> None:
+        """Frees the cache (views of it stay valid until they are gone). Closing twice is fine."""
+        self._open = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    # ---- facts ----
+
+    n_ctx = property(lambda self: self._c.n_ctx, doc="Positions this session can hold.")
+    n_past = property(lambda self: self._c.n_past, doc="Positions it holds.")
+    n_threads = property(lambda self: self._c.n_threads, doc="Threads in use.")
+    n_batch = property(lambda self: self._c.n_batch, doc="Most tokens evaluated at once.")
+    compute = property(lambda self: self._c.compute, doc='"int8", "int16", "f32" or "auto".')
+    kv_type = property(lambda self: self._c.kv_type, doc='Type of the cache, "q8_0/f16" where K and V differ.')
+    tokens = property(lambda self: self._c.tokens, doc="The ids evaluated so far.")
+    kv = property(lambda self: self._c.kv, doc="The cache by layer: kv[3].k(), kv[3].v().")
+
+    def kernels(self) -> Any:
+        """Per operation: the kernel that runs, its ISA and types."""
+        return self._c.kernels()
+
+    # ---- evaluation ----
+
+    @checked_keywords
+    def eval(
+        self,
+        tokens: TextOrTokens,
+        logits: Union[str, slice] = "last",
+        out: Optional[np.ndarray] = None,
+    ) -> Optional[np.ndarray]:
+        """Evaluates tokens (or text, encoded as the file asks) behind what is there; float32 logits.
+
+        logits: "last" (n_vocab), "all" (tokens, n_vocab), "none", or a slice of the positions of this call.
+        The array is the caller's own. ContextFull when it does not fit; then nothing has changed.
+        """
+        ids = self._ids(tokens)
+        result = self._c.eval(ids, logits=logits, out=out)
+        self._pending.clear()
+        self._take_taps()
+        return result
+
+    @checked_keywords
+    def logprobs(self, tokens: TextOrTokens, top: int = 0) -> Any:
+        """Evaluates tokens and gives the log-probability (nats) of each, streamed in blocks, so that no array of
+        tokens x vocabulary exists; with top > 0 also the best ids and their log-probabilities at each position."""
+        result = self._c.logprobs(self._ids(tokens), top=top)
+        self._pending.clear()
+        self._take_taps()
+        return result
+
+    def _ids(self, value: TextOrTokens, special: bool = False) -> np.ndarray:
+        # Within a running timeline a second BOS would be wrong whatever the file asks for.
+        return as_tokens(value, self.model.tokenizer, special=special, bos=None if self.n_past == 0 else False)
+
+    def _sampled(self, token: int) -> None:
+        self._pending.append(token)
+
+    def _evaluate(self, ids: np.ndarray, out: Optional[np.ndarray] = None) -> np.ndarray:
+        """Logits of the last token after evaluating what was sampled and then ids."""
+        batch = np.concatenate([np.asarray(self._pending, np.int32), ids]) if self._pending else ids
+        result = self._c.eval(batch, logits="last", out=out)
+        self._pending = []
+        self._take_taps()
+        assert result is not None
+        return result
+
+    def rewind(self, n: int) -> None:
+        """Forgets all but the first n positions. A sliding window that no longer holds what would be needed is an
+        error that gives both numbers."""
+        self._c.rewind(n)
+        self._pending.clear()
+
+    def fork(self) -> Session:
+        """A second session with the same past; pages of the cache are shared until they differ."""
+        twin = object.__new__(type(self))
+        twin.model = self.model
+        twin._open = self._c.fork()
+        twin._pending = list(self._pending)
+        twin._capture = None
+        return twin
+
+    def save(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Writes tokens and cache to a file."""
+        self._c.save(path)
+
+    def load(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Takes tokens and cache from a file written by save() with the same model and cache settings."""
+        self._c.load(path)
+        self._pending.clear()
+
+    # ---- text ----
+
+    @checked_keywords
+    def generate(
+        self,
+        prompt: TextOrTokens,
+        *,
+        max_tokens: int = 64,
+        sampler: Any = None,
+        stop: Union[str, Sequence[str]] = (),
+        special: bool = False,
+    ) -> Generation:
+        """Continues the prompt behind what the session holds; see Generation for what comes back.
+
+        sampler  default: greedy (the likeliest id, always the same text)
+        stop     strings that end the text; they are not part of it
+        special  parse special tokens such as <|im_start|> in the prompt; by default they are ordinary text
+        """
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens={max_tokens} is negative")
+        start = time.perf_counter()
+        ids = self._ids(prompt, special)
+        if not len(ids) and not self._pending:
+            raise ValueError("the prompt is empty and the session has nothing to continue from")
+        return Generation(
+            self,
+            ids,
+            max_tokens=max_tokens,
+            sampler=greedy() if sampler is None else sampler,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            tokenize_s=time.perf_counter() - start,
+        )
+
+    # ---- layer taps ----
+
+    def capture(self, *patterns: str) -> Capture:
+        """Context manager: arrays of what evaluations inside it computed, by name.
+
+            with s.capture("blk.*.resid_post") as cap:
+                s.eval(tokens)
+            cap["blk.3.resid_post"]        # (tokens, width)
+
+        Names are those of Model.taps(); patterns as in fnmatch. A pattern that matches nothing is a ValueError.
+        """
+        known = [t["name"] for t in self.model.taps()]
+        wanted: list[str] = []
+        for pattern in patterns or ("*",):
+            hits = fnmatch.filter(known, pattern)
+            if not hits:
+                near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
+                shown = ", ".join(near or known[:3])
+                raise ValueError(f"no tap matches {pattern!r}; Model.taps() lists them, such as {shown}")
+            wanted += [h for h in hits if h not in wanted]
+        return Capture(self, wanted)
+
+    def _take_taps(self) -> None:
+        if self._capture is not None:
+            self._capture._add(self._c._take_taps())
+
+    def __repr__(self) -> str:
+        if self._open is None:
+            return "<Session, closed>"
+        return (
+            f"<Session {self.n_past} of {self.n_ctx} positions, kv {self.kv_type}, "
+            f"compute {self.compute}, {self.n_threads} threads>"
+        )
+
+
+class Capture(Mapping[str, np.ndarray]):
+    """What Session.capture() collects: arrays by tap name, one row per token evaluated."""
+
+    def __init__(self, session: Session, names: list[str]) -> None:
+        self._session = session
+        self._parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
+
+    def __enter__(self) -> Capture:
+        if self._session._capture is not None:
+            raise _core.Error("this session is already capturing; use one capture with several patterns")
+        self._session._c._set_taps(list(self._parts))
+        self._session._capture = self
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self._session._capture = None
+        if self._session._open is not None:
+            self._session._open._set_taps([])
+
+    def _add(self, taken: Mapping[str, np.ndarray]) -> None:
+        for name, array in taken.items():
+            self._parts[name].append(array)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        parts = self._parts[name]
+        if not parts:
+            raise KeyError(f"{name}: nothing was evaluated inside this capture")
+        if len(parts) > 1:
+            self._parts[name] = parts = [np.concatenate(parts)]
+        return parts[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def greedy() -> Any:
+    """The sampler that always takes the likeliest id."""
+    return _core.Sampler(temperature=0.0)
