@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "io/mapfile.h"
 
 #define RL_MAX_DIMS 4
 
@@ -52,8 +53,6 @@ typedef struct rl_tensor {
 
 typedef struct rl_gguf rl_gguf;
 
-typedef enum rl_load { RL_LOAD_AUTO, RL_LOAD_MMAP, RL_LOAD_COPY } rl_load; // auto: mmap, buffered read where refused
-
 /// Opens a file; any shard of a split file opens the whole. *fell_back tells that mmap was refused.
 rl_status rl_gguf_open(rl_gguf **out, const char *path, rl_load load, bool *fell_back, rl_err *err);
 rl_gguf *rl_gguf_ref(rl_gguf *g); // reference counted: tensors stay valid until the last release
@@ -70,6 +69,9 @@ const rl_tensor *rl_gguf_tensor(const rl_gguf *g, const char *name); // NULL whe
 size_t rl_gguf_n_shards(const rl_gguf *g);
 uint64_t rl_gguf_file_bytes(const rl_gguf *g);
 bool rl_gguf_is_mapped(const rl_gguf *g);
+const char *rl_gguf_shard_path(const rl_gguf *g, size_t shard);
+const rl_map *rl_gguf_shard_map(const rl_gguf *g, size_t shard);
+uint64_t rl_gguf_data_offset(const rl_gguf *g, size_t shard); // where the weights begin in that shard
 
 // Typed reads. Any integer width is accepted where the value fits; a wrong type or a value out of range is
 // RL_ERR_FORMAT with the key. `found` false (and *out untouched) when the key is absent.
