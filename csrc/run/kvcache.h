@@ -66,6 +66,14 @@ rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_
 /// Pages of a layer for zero-copy views: number of table slots, and the address of one (NULL when dropped).
 size_t rl_kv_n_pages(const rl_kv *kv, size_t layer);
 const void *rl_kv_page(const rl_kv *kv, size_t layer, size_t page, bool want_v, size_t *bytes);
+/// Keeps a page alive and unchanged for a view, even after the cache is gone: the cache copies it before it
+/// writes to it. {NULL, 0} for a page that is not held. Each hold is dropped once.
+typedef struct rl_kv_hold {
+    void *arena;
+    uint32_t id;
+} rl_kv_hold;
+rl_kv_hold rl_kv_page_hold(const rl_kv *kv, size_t layer, size_t page);
+void rl_kv_page_drop(rl_kv_hold *hold);
 /// Serialisation of the content (config checked on load). write returns false to stop.
 typedef bool (*rl_write_fn)(void *arg, const void *data, size_t n);
 typedef bool (*rl_read_fn)(void *arg, void *data, size_t n);

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over the paged cache. The work is cut into blocks of query rows by KV head by fixed stretches of
+// the context, in a way that depends on the sizes alone; stretches are merged in rising order. So the bits do
+// not depend on the number of threads, and one KV head is work for all of them.
+#include "run/attention_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/ref/attn_ref.h"
+
+static size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
+
+// ---- kernels ----
+
+static void resolve(rl_attn_plan *p, const rl_kv *kv, const rl_dispatch *d) {
+    memset(p, 0, sizeof *p);
+    p->d = d;
+    p->features = d->features;
+    memcpy(p->overrides, d->overrides, sizeof p->overrides);
+    rl_type tk = rl_kv_dtype(kv->config.type_k), tv = rl_kv_dtype(kv->config.type_v);
+    bool tile = kv->config.layout == RL_KV_TILE;
+    p->q_act = tile && tk == RL_Q8_0 ? RL_ACT_Q16 : RL_ACT_F32;
+    if (tile) {
+        p->k = tk == RL_F32 ? rl_attn_k_f32_tile_ref : tk == RL_F16 ? rl_attn_k_f16_tile_ref : rl_attn_k_q8_0_tile_ref;
+        p->v = tv == RL_F32 ? rl_attn_v_f32_tile_ref : tv == RL_F16 ? rl_attn_v_f16_tile_ref : rl_attn_v_q8_0_tile_ref;
+    } else {
+        p->k = tk == RL_F32 ? rl_attn_k_f32_row_ref : tk == RL_F16 ? rl_attn_k_f16_row_ref : rl_attn_k_q8_0_row_ref;
+        p->v = tv == RL_F32 ? rl_attn_v_f32_row_ref : tv == RL_F16 ? rl_attn_v_f16_row_ref : rl_attn_v_q8_0_row_ref;
+    }
+    p->kload = tk == RL_F32 ? rl_attn_kload_f32_ref : tk == RL_F16 ? rl_attn_kload_f16_ref : rl_attn_kload_q8_0_ref;
+    p->vload = tv == RL_F32 ? rl_attn_vload_f32_ref : tv == RL_F16 ? rl_attn_vload_f16_ref : rl_attn_vload_q8_0_ref;
+    p->mulk = rl_attn_mulk_ref;
+    p->mulv = rl_attn_mulv_ref;
+    p->softmax = rl_attn_softmax_ref;
+}
+
+static bool plan_fits(const rl_attn_plan *p, const rl_dispatch *d) {
+    return p->d == d && p->features == d->features && strcmp(p->overrides, d->overrides) == 0;
+}
+
+// The plan kept with the cache, or one made in *own: looking kernels up for each layer of each token would
+// cost more than it should.
+static const rl_attn_plan *plan_of(const rl_kv *kv, const rl_dispatch *d, rl_attn_plan *own) {
+    _Atomic(void *) *place = &((rl_kv *)kv)->plan;
+    const rl_attn_plan *kept = atomic_load_explicit(place, memory_order_acquire);
+    if (kept && plan_fits(kept, d)) return kept;
+    resolve(own, kv, d);
+    if (!kept) {
+        rl_attn_plan *copy = malloc(sizeof *copy);
+        void *none = NULL;
+        if (copy) {
+            *copy = *own;
+            if (!atomic_compare_exchange_strong_explicit(place, &none, copy, memory_order_acq_rel,
+                                                         memory_order_relaxed))
+                free(copy);
+        }
+    }
+    return own;
+}
+
+// ---- cutting ----
+
+static void cut_rows(rl_attn_cut *c, const rl_kv_layer_config *l, size_t n_head, size_t n_tok) {
+    memset(c, 0, sizeof *c);
+    c->group = n_head / l->n_head_kv;
+    c->ld_q = round_up(l->dim_k, 16);
+    c->ld_acc = round_up(l->dim_v, 16);
+    c->blocked = n_tok > RL_ATTN_SPLIT_TOK;
+    c->block_tok = c->blocked ? RL_ATTN_BLOCK_ROWS / c->group : n_tok;
+    if (c->block_tok == 0) c->block_tok = 1;
+    if (c->block_tok > n_tok) c->block_tok = n_tok;
+    c->n_blocks = (n_tok + c->block_tok - 1) / c->block_tok;
+    c->rows = c->block_tok * c->group;
+    c->stretch = 0;
+    if (!c->blocked)
+        c->stretch = RL_ATTN_STRETCH;
+    else if (c->n_blocks * l->n_head_kv < RL_ATTN_FEW_BLOCKS)
+        c->stretch = RL_ATTN_STRETCH_PROMPT;
+}
+
+static void cut_stretches(rl_attn_cut *c, size_t lo, size_t hi) {
+    c->s0 = c->stretch ? lo / c->stretch : 0;
+    c->n_s = c->stretch ? (hi - 1) / c->stretch - c->s0 + 1 : 1;
+}
+
+// Floats of one thread's own buffers; binds them when local is given.
+static size_t local_floats(const rl_attn_cut *c, rl_attn_local *local, float *base) {
+    size_t n = 0;
+#define TAKE(name, count)                                                                                              \
+    do {                                                                                                               \
+        if (local) local->name = base + n;                                                                             \
+        n += round_up(count, 16);                                                                                      \
+    } while (0)
+    TAKE(q, c->rows * c->ld_q);
+    TAKE(q_scale, c->rows);
+    TAKE(kt, RL_PAGE_TOKENS * c->ld_q);
+    TAKE(vt, RL_PAGE_TOKENS * c->ld_acc);
+    TAKE(s, c->rows * RL_PAGE_TOKENS);
+    TAKE(m, c->rows);
+    TAKE(l, c->rows);
+    TAKE(corr, c->rows);
+    TAKE(acc, c->rows * c->ld_acc);
+#undef TAKE
+    if (local) local->have_h = local->have_block = SIZE_MAX;
+    return n;
+}
+
+// Floats of the results of all stretches: m and l, then acc, of every row.
+static size_t partial_floats(const rl_attn_cut *c, size_t n_head_kv) {
+    return c->n_s == 1 ? 0 : n_head_kv * c->n_blocks * c->n_s * (2 * round_up(c->rows, 16) + c->rows * c->ld_acc);
+}
+
+size_t rl_attention_scratch(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads) {
+    size_t most = 0;
+    for (size_t i = 0; i < c->n_layer; i++) {
+        const rl_kv_layer_config *l = &c->layers[i];
+        // The cut is not monotonic in the number of tokens: take the largest of the kinds there are.
+        size_t local = 0, partial = 0, span = n_ctx;
+        if (l->window && l->window + max_tok < span) span = l->window + max_tok;
+        for (size_t n_tok = 1; n_tok <= max_tok; n_tok++) {
+            rl_attn_cut cut;
+            cut_rows(&cut, l, n_head, n_tok);
+            cut_stretches(&cut, 0, span);
+            cut.n_s += cut.n_s > 1 || (l->window && cut.stretch); // a window may straddle one stretch more
+            size_t n = local_floats(&cut, NULL, NULL);
+            if (n > local) local = n;
+            n = partial_floats(&cut, l->n_head_kv);
+            if (n > partial) partial = n;
+            if (cut.blocked && !cut.stretch) break; // from here on nothing grows
+        }
+        size_t total = local * (size_t)(n_threads > 0 ? n_threads : 1) + partial;
+        if (total > most) most = total;
+    }
+    return most * sizeof(float);
+}
+
+// ---- running ----
+
+// Where the results of a block's stretches lie: stretch s is `step` floats behind stretch s - 1.
+typedef struct partial {
+    float *m, *l, *acc;
+    size_t step;
+} partial;
+
+static partial partial_of(const rl_attn_cut *c, float *base, size_t h, size_t block) {
+    size_t ml = round_up(c->rows, 16), one = 2 * ml + c->rows * c->ld_acc;
+    float *b = base + (h * c->n_blocks + block) * c->n_s * one;
+    return (partial){b, b + ml, b + 2 * ml, one};
+}
+
+static void finish_block(const rl_attention_args *a, const rl_attn_cut *c, const partial *p, size_t h, size_t block) {
+    size_t t0 = block * c->block_tok, n = a->n_tok - t0 < c->block_tok ? a->n_tok - t0 : c->block_tok;
+    size_t dim = a->kv->layers[a->layer].v.dim;
+    for (size_t r = 0; r < n * c->group; r++) {
+        size_t head = h * c->group + r % c->group;
+        float *out = a->out + (t0 + r / c->group) * a->ld_out + head * dim;
+        float max = a->sinks ? a->sinks[head] : -INFINITY, sum = 0.0f;
+        for (size_t s = 0; s < c->n_s; s++) max = p->m[s * p->step + r] > max ? p->m[s * p->step + r] : max;
+        if (a->sinks) sum = expf(a->sinks[head] - max);
+        for (size_t i = 0; i < dim; i++) out[i] = 0.0f;
+        for (size_t s = 0; s < c->n_s; s++) {
+            float m = p->m[s * p->step + r], w = m == max ? 1.0f : expf(m - max);
+            const float *acc = p->acc + s * p->step + r * c->ld_acc;
+            sum += p->l[s * p->step + r] * w;
+            for (size_t i = 0; i < dim; i++) out[i] += acc[i] * w;
+        }
+        float inv = 1.0f / sum;
+        for (size_t i = 0; i < dim; i++) out[i] *= inv;
+    }
+}
+
+// The softmax itself, for inspection: scores by the same kernels, sums in double.
+static void weights_of_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c,
+                             rl_attn_local *local, size_t h, size_t block) {
+    size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
+    size_t total = a->pos0 + a->n_tok, rows = (t1 - t0) * c->group, first, end;
+    rl_attn_range(a, t0, &first, &end);
+    for (size_t r = 0; r < rows; r++) {
+        float *w = a->weights + ((t0 + r / c->group) * a->n_head + h * c->group + r % c->group) * total;
+        for (size_t i = 0; i < total; i++) w[i] = -INFINITY;
+    }
+    for (size_t page = first / RL_PAGE_TOKENS; page * RL_PAGE_TOKENS < total; page++) {
+        size_t base = page * RL_PAGE_TOKENS, n = total - base < RL_PAGE_TOKENS ? total - base : RL_PAGE_TOKENS;
+        rl_attn_page_scores(a, p, c, local, h, block, page);
+        for (size_t r = 0; r < rows; r++) {
+            float *w = a->weights + ((t0 + r / c->group) * a->n_head + h * c->group + r % c->group) * total;
+            memcpy(w + base, local->s + r * RL_PAGE_TOKENS, n * sizeof *w);
+        }
+    }
+    for (size_t r = 0; r < rows; r++) {
+        size_t head = h * c->group + r % c->group;
+        float *w = a->weights + ((t0 + r / c->group) * a->n_head + head) * total;
+        float max = a->sinks ? a->sinks[head] : -INFINITY;
+        for (size_t i = 0; i < total; i++) max = w[i] > max ? w[i] : max;
+        double sum = a->sinks ? exp((double)a->sinks[head] - max) : 0.0;
+        for (size_t i = 0; i < total; i++) sum += exp((double)w[i] - max);
+        for (size_t i = 0; i < total; i++) w[i] = (float)(exp((double)w[i] - max) / sum);
+    }
+}
+
+bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a) {
+    const rl_kv_layer_config *lc = &a->kv->config.layers[a->layer];
+    rl_attn_plan own;
+    const rl_attn_plan *p = plan_of(a->kv, a->d, &own);
+    rl_attn_cut c;
+    cut_rows(&c, lc, a->n_head, a->n_tok);
+    size_t lo, hi, last_lo;
+    rl_attn_range(a, 0, &lo, &hi);
+    rl_attn_range(a, a->n_tok - 1, &last_lo, &hi);
+    cut_stretches(&c, lo, hi);
+
+    float *base = a->scratch;
+    rl_attn_local local;
+    size_t own_floats = local_floats(&c, NULL, NULL);
+    local_floats(&c, &local, base + (size_t)ith * own_floats);
+    float *partials = base + (size_t)rl_team_size(team) * own_floats;
+
+    size_t n_blocks = lc->n_head_kv * c.n_blocks, i0, i1;
+    rl_work w;
+    rl_work_begin(&w, team, ith, n_blocks * c.n_s, 1);
+    while (rl_work_next(&w, team, ith, &i0, &i1))
+        for (size_t i = i0; i < i1; i++) {
+            size_t s = i % c.n_s, block = i / c.n_s % c.n_blocks, h = i / c.n_s / c.n_blocks;
+            if (c.n_s == 1) {
+                partial one = {local.m, local.l, local.acc, 0};
+                rl_attn_block(a, p, &c, &local, h, block, 0, one.m, one.l, one.acc);
+                finish_block(a, &c, &one, h, block);
+            } else {
+                partial one = partial_of(&c, partials, h, block);
+                size_t at = s * one.step;
+                rl_attn_block(a, p, &c, &local, h, block, s, one.m + at, one.l + at, one.acc + at);
+            }
+        }
+    if (c.n_s > 1) {
+        if (!rl_team_barrier(team, ith)) return false;
+        rl_work_begin(&w, team, ith, n_blocks, 1);
+        while (rl_work_next(&w, team, ith, &i0, &i1))
+            for (size_t i = i0; i < i1; i++) {
+                partial one = partial_of(&c, partials, i / c.n_blocks, i % c.n_blocks);
+                finish_block(a, &c, &one, i / c.n_blocks, i % c.n_blocks);
+            }
+    }
+    if (a->weights) {
+        rl_work_begin(&w, team, ith, n_blocks, 1);
+        while (rl_work_next(&w, team, ith, &i0, &i1))
+            for (size_t i = i0; i < i1; i++) weights_of_block(a, p, &c, &local, i / c.n_blocks, i % c.n_blocks);
+    }
+    return true;
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// A block of query rows (tokens times the query heads of one KV head) against the pages of one stretch, by
+// online softmax: each page of K and V is read once for all of them.
+#include "run/attention_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+// int16 in the order the kernels multiply in: (0 2 1 3) of every four values.
+static float query_q16(const float *x, size_t pad, int16_t *q) {
+    float amax = 0.0f, poison = 0.0f;
+    for (size_t i = 0; i < pad; i++) {
+        float v = fabsf(x[i]);
+        poison += v * 0.0f;
+        amax = v > amax ? v : amax;
+    }
+    float inv = amax > 0x1p-100f ? 32767.0f / amax : 0.0f;
+    if (poison != 0.0f) inv = 0.0f;
+    for (size_t i = 0; i < pad; i += 4) {
+        q[i] = (int16_t)lrintf(inv > 0 ? x[i] * inv : 0.0f);
+        q[i + 1] = (int16_t)lrintf(inv > 0 ? x[i + 2] * inv : 0.0f);
+        q[i + 2] = (int16_t)lrintf(inv > 0 ? x[i + 1] * inv : 0.0f);
+        q[i + 3] = (int16_t)lrintf(inv > 0 ? x[i + 3] * inv : 0.0f);
+    }
+    return poison != 0.0f ? NAN : inv > 0.0f ? amax / 32767.0f : 0.0f;
+}
+
+void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
+                     size_t h, size_t block) {
+    if (local->have_h == h && local->have_block == block) return;
+    const rl_attn_side *k = &a->kv->layers[a->layer].k;
+    size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok, row = 0;
+    bool q16 = !c->blocked && p->q_act == RL_ACT_Q16;
+    float tmp[RL_ATTN_MAX_DIM + 16];
+    for (size_t t = t0; t < t1; t++)
+        for (size_t j = 0; j < c->group; j++, row++) {
+            const float *from = a->q + t * a->ld_q + (h * c->group + j) * k->dim;
+            float *x = q16 ? tmp : local->q + row * c->ld_q;
+            for (size_t i = 0; i < k->dim; i++) x[i] = from[i] * a->scale;
+            for (size_t i = k->dim; i < c->ld_q; i++) x[i] = 0.0f;
+            if (a->kv->config.rotate) rl_hadamard(x, k->dim);
+            if (q16) local->q_scale[row] = query_q16(x, c->ld_q, (int16_t *)(void *)local->q + row * c->ld_q);
+        }
+    local->have_h = h;
+    local->have_block = block;
+}
+
+static void cap_scores(float *s, size_t n, float cap) {
+    for (size_t i = 0; i < n; i++) s[i] = cap * tanhf(s[i] / cap);
+}
+
+// Everything outside lo..hi (positions of this page) becomes -inf.
+static void mask_row(float *s, size_t base, size_t lo, size_t hi) {
+    size_t a = lo > base ? lo - base : 0, b = hi > base ? hi - base : 0;
+    if (a > RL_PAGE_TOKENS) a = RL_PAGE_TOKENS;
+    for (size_t i = 0; i < a; i++) s[i] = -INFINITY;
+    for (size_t i = b; i < RL_PAGE_TOKENS; i++) s[i] = -INFINITY;
+}
+
+static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local,
+                              const rl_kv_layer *l, size_t h, size_t page, size_t rows) {
+    const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
+    rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
+    if (c->blocked) {
+        p->kload(&l->k, &head, local->kt);
+        p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, local->s);
+        return;
+    }
+    for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
+        rl_attn_k_args ka = {.side = &l->k,
+                             .head = head,
+                             .ld_q = c->ld_q,
+                             .q_scale = local->q_scale + r,
+                             .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
+                             .s = local->s + r * RL_PAGE_TOKENS};
+        ka.q = p->q_act == RL_ACT_Q16 ? (const void *)((const int16_t *)(const void *)local->q + r * c->ld_q)
+                                      : (const void *)(local->q + r * c->ld_q);
+        p->k(&ka);
+        head.next = NULL;
+    }
+}
+
+static void weigh_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
+                         size_t h, size_t page, size_t rows, size_t n_tok, float *acc) {
+    const uint8_t *here = l->slots[page].data + l->k.bytes;
+    const uint8_t *next = page + 1 < l->n_pages ? l->slots[page + 1].data + l->k.bytes : NULL;
+    rl_attn_head head = rl_attn_head_at(&l->v, here, h, next);
+    if (c->blocked) {
+        p->vload(&l->v, &head, local->vt);
+        p->mulv(local->s, local->corr, rows, local->vt, l->v.pad, n_tok, acc, c->ld_acc);
+        return;
+    }
+    for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
+        rl_attn_v_args va = {.side = &l->v,
+                             .head = head,
+                             .p = local->s + r * RL_PAGE_TOKENS,
+                             .corr = local->corr + r,
+                             .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
+                             .n_tok = n_tok,
+                             .acc = acc + r * c->ld_acc,
+                             .ld_acc = c->ld_acc};
+        p->v(&va);
+        head.next = NULL;
+    }
+}
+
+void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
+                         size_t h, size_t block, size_t page) {
+    size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
+    size_t rows = (t1 - t0) * c->group, base = page * RL_PAGE_TOKENS, lo0, hi0, lo1, hi1;
+    rl_attn_queries(a, p, c, local, h, block);
+    score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows);
+    if (a->softcap > 0.0f) cap_scores(local->s, rows * RL_PAGE_TOKENS, a->softcap);
+    rl_attn_range(a, t0, &lo0, &hi0); // lo and hi grow with the token
+    rl_attn_range(a, t1 - 1, &lo1, &hi1);
+    if (base >= lo1 && base + RL_PAGE_TOKENS <= hi0) return;
+    for (size_t r = 0; r < rows; r++) {
+        size_t lo, hi;
+        rl_attn_range(a, t0 + r / c->group, &lo, &hi);
+        mask_row(local->s + r * RL_PAGE_TOKENS, base, lo, hi);
+    }
+}
+
+void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
+                   size_t h, size_t block, size_t s, float *m, float *l, float *acc) {
+    const rl_kv_layer *layer = &a->kv->layers[a->layer];
+    size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
+    size_t rows = (t1 - t0) * c->group, lo, hi, skip;
+    for (size_t r = 0; r < rows; r++) {
+        m[r] = -INFINITY;
+        l[r] = 0.0f;
+    }
+    memset(acc, 0, rows * c->ld_acc * sizeof *acc);
+    rl_attn_range(a, t0, &lo, &skip);
+    rl_attn_range(a, t1 - 1, &skip, &hi);
+    size_t from = lo, to = hi;
+    if (c->n_s > 1) {
+        size_t start = (c->s0 + s) * c->stretch, stop = start + c->stretch;
+        from = from > start ? from : start;
+        to = to < stop ? to : stop;
+    }
+    for (size_t page = from / RL_PAGE_TOKENS; page * RL_PAGE_TOKENS < to; page++) {
+        size_t base = page * RL_PAGE_TOKENS, n_tok = hi - base < RL_PAGE_TOKENS ? hi - base : RL_PAGE_TOKENS;
+        rl_attn_page_scores(a, p, c, local, h, block, page);
+        p->softmax(local->s, rows, m, l, local->corr);
+        weigh_page(p, c, local, layer, h, page, rows, n_tok, acc);
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inside the KV cache: shared by kvcache.c, kv_pages.c, kv_store.c, kv_io.c and the attention that reads it.
+#ifndef RL_RUN_KV_INTERNAL_H
+#define RL_RUN_KV_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "kernels/attn.h"
+#include "run/kvcache.h"
+
+// One block of address space with a region of pages per layer. A cache owns one arena and takes its pages
+// from it; forks hold references to single pages, so the arena lives until its owner and the last of its
+// pages are gone.
+typedef struct rl_region_pages {
+    size_t offset, page_bytes; // in the block
+    uint32_t id0, capacity;    // pages of this region are id0 .. id0 + capacity of the arena
+    uint32_t fresh;            // pages never handed out start here
+    uint32_t n_free;
+    uint32_t *free_ids; // capacity entries, used as a stack
+} rl_region_pages;
+
+typedef struct rl_arena {
+    atomic_size_t holders; // the owner and each page in use
+    pthread_mutex_t lock;  // of the free lists and `open`
+    bool open;             // the owner is there: freed pages can be handed out again
+    uint8_t *base;
+    size_t bytes, n_layer;
+    rl_region_pages *regions;
+    atomic_uint *page_refs;
+} rl_arena;
+
+typedef struct rl_slot {
+    uint8_t *data; // NULL: not held
+    rl_arena *arena;
+    uint32_t id;
+} rl_slot;
+
+typedef struct rl_kv_layer {
+    rl_attn_side k, v; // V of a page starts at k.bytes
+    size_t page_bytes, capacity;
+    rl_slot *slots;        // n_slots, indexed by position / 64
+    size_t first, n_pages; // slots first .. n_pages hold pages
+} rl_kv_layer;
+
+struct rl_kv {
+    rl_kv_config config;
+    rl_kv_layer_config *layer_config;
+    rl_kv_layer *layers;
+    size_t n_slots, length;
+    bool stale; // values beyond the length may lie in the last pages (after a rewind)
+    rl_arena *arena;
+    _Atomic(void *) plan; // kernels chosen by the first attention call (attention.c), freed with free()
+};
+
+rl_status rl_kv_check_config(const rl_kv_config *c, rl_err *err);
+void rl_kv_geometry(const rl_kv_config *c, size_t layer, rl_kv_layer *out);
+
+rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err);
+void rl_arena_close(rl_arena *a); // the owner leaves
+/// A page of `layer`, zeroed; replaces kv->arena by a new one when forks still hold all of its pages.
+rl_status rl_page_alloc(rl_kv *kv, size_t layer, rl_slot *out, rl_err *err);
+void rl_page_hold(const rl_slot *s);
+void rl_page_release(rl_slot *s);
+
+static inline rl_type rl_kv_dtype(rl_kv_type t) {
+    return t == RL_KV_F32 ? RL_F32 : t == RL_KV_F16 ? RL_F16 : RL_Q8_0;
+}
+
+/// Sets the values of tokens t0..63 of a page to zero.
+void rl_kv_zero_tail(const rl_kv_layer *l, uint8_t *page, size_t t0);
+
+/// Largest power of two that divides dim: the block of the Walsh-Hadamard rotation.
+static inline size_t rl_hadamard_block(size_t dim) {
+    return dim & (~dim + 1);
+}
+/// Rotates x in place, block by block, orthonormal and its own inverse.
+void rl_hadamard(float *x, size_t dim);
+
+#endif
