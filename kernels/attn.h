@@ -3,9 +3,10 @@
 // one KV head of one page. Registry entries of RL_FAM_ATTN are told apart by `layout`:
 //   "k.tile" "k.row"   scores of up to RL_ATTN_MAX_Q query rows against 64 keys        rl_attn_k_fn
 //   "v.tile" "v.row"   weighted sums of 64 values                                       rl_attn_v_fn
-//   "k.load" "v.load"  one head of a tile page as float32, for prompts                  rl_attn_load_fn
+//   "k.load.tile", "k.load.row", "v.load.tile", "v.load.row"
+//                      one head of a page as float32, for prompts                       rl_attn_load_fn
 //   "softmax"          one step of the online softmax (type RL_TYPE_NONE)               rl_attn_softmax_fn
-//   "mul.k" "mul.v"    blocks of float32 queries times a loaded page (RL_TYPE_NONE)     rl_attn_mul_*_fn
+//   "mul.k" "mul.v"    blocks of float32 queries times a loaded page (RL_TYPE_NONE)     rl_attn_mul_{k,v}_fn
 // `act` says in which format a "k.*" kernel wants its queries: RL_ACT_F32 or RL_ACT_Q16.
 //
 // Tile layout, per head, dims padded with zeros to a multiple of 16 (`pad`):
@@ -23,9 +24,9 @@
 
 #include "base/dtype.h"
 
-#define RL_ATTN_PAGE 64   // tokens of a page
-#define RL_ATTN_MAX_Q 16  // query rows of one call of a "k.*" or "v.*" kernel
-#define RL_ATTN_MUL_Q 64  // query rows of one call of a "mul.*" kernel
+#define RL_ATTN_PAGE 64  // tokens of a page
+#define RL_ATTN_MAX_Q 16 // query rows of one call of a "k.*" or "v.*" kernel
+#define RL_ATTN_MUL_Q 64 // query rows of one call of a "mul.*" kernel
 #define RL_ATTN_MAX_DIM 1024
 
 // One side of a page. Strides are in bytes from the start of the side.
@@ -92,8 +93,8 @@ typedef void (*rl_attn_softmax_fn)(float *s, size_t nq, float *m, float *l, floa
 // s[r][t] = sum over i of q[r * ld_q + i] * kt[i * 64 + t]
 typedef void (*rl_attn_mul_k_fn)(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, float *s);
 // acc[r][i] = acc[r][i] * corr[r] + sum over t < n_tok of p[r][t] * v[t * pad + i]
-typedef void (*rl_attn_mul_v_fn)(const float *p, const float *corr, size_t nq, const float *v, size_t pad,
-                                 size_t n_tok, float *acc, size_t ld_acc);
+typedef void (*rl_attn_mul_v_fn)(const float *p, const float *corr, size_t nq, const float *v, size_t pad, size_t n_tok,
+                                 float *acc, size_t ld_acc);
 
 /// Offset in values of token t, dimension i in a tile head, and of the scale of its group.
 static inline size_t rl_attn_tile_k(const rl_attn_side *s, size_t t, size_t i) {

@@ -2,3 +2,4 @@
 // All lists of kernels, in the order of the table. Included twice by registry.c, hence no guard.
 #include "kernels/list_act.h"
 #include "kernels/list_rows.h"
+#include "kernels/list_attn.h"

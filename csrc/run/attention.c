@@ -5,10 +5,9 @@
 #include "run/attention_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "kernels/ref/attn_ref.h"
 
 static size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
@@ -16,26 +15,33 @@ static size_t round_up(size_t n, size_t to) {
 
 // ---- kernels ----
 
+static const rl_kernel *find(const rl_dispatch *d, rl_type type, const char *side, const char *layout) {
+    char full[24];
+    snprintf(full, sizeof full, "%s%s", side, layout);
+    return rl_kernel_find(d, RL_FAM_ATTN, type, 0, full); // the references are always there
+}
+
 static void resolve(rl_attn_plan *p, const rl_kv *kv, const rl_dispatch *d) {
+    rl_type tk = rl_kv_dtype(kv->config.type_k), tv = rl_kv_dtype(kv->config.type_v);
+    const char *layout = kv->config.layout == RL_KV_TILE ? ".tile" : ".row";
     memset(p, 0, sizeof *p);
     p->d = d;
     p->features = d->features;
     memcpy(p->overrides, d->overrides, sizeof p->overrides);
-    rl_type tk = rl_kv_dtype(kv->config.type_k), tv = rl_kv_dtype(kv->config.type_v);
-    bool tile = kv->config.layout == RL_KV_TILE;
-    p->q_act = tile && tk == RL_Q8_0 ? RL_ACT_Q16 : RL_ACT_F32;
-    if (tile) {
-        p->k = tk == RL_F32 ? rl_attn_k_f32_tile_ref : tk == RL_F16 ? rl_attn_k_f16_tile_ref : rl_attn_k_q8_0_tile_ref;
-        p->v = tv == RL_F32 ? rl_attn_v_f32_tile_ref : tv == RL_F16 ? rl_attn_v_f16_tile_ref : rl_attn_v_q8_0_tile_ref;
-    } else {
-        p->k = tk == RL_F32 ? rl_attn_k_f32_row_ref : tk == RL_F16 ? rl_attn_k_f16_row_ref : rl_attn_k_q8_0_row_ref;
-        p->v = tv == RL_F32 ? rl_attn_v_f32_row_ref : tv == RL_F16 ? rl_attn_v_f16_row_ref : rl_attn_v_q8_0_row_ref;
-    }
-    p->kload = tk == RL_F32 ? rl_attn_kload_f32_ref : tk == RL_F16 ? rl_attn_kload_f16_ref : rl_attn_kload_q8_0_ref;
-    p->vload = tv == RL_F32 ? rl_attn_vload_f32_ref : tv == RL_F16 ? rl_attn_vload_f16_ref : rl_attn_vload_q8_0_ref;
-    p->mulk = rl_attn_mulk_ref;
-    p->mulv = rl_attn_mulv_ref;
-    p->softmax = rl_attn_softmax_ref;
+    const rl_kernel *all[RL_ATTENTION_KERNELS] = {
+        find(d, tk, "k", layout),           find(d, tv, "v", layout),      find(d, RL_TYPE_NONE, "softmax", ""),
+        find(d, tk, "k.load", layout),      find(d, tv, "v.load", layout), find(d, RL_TYPE_NONE, "mul.k", ""),
+        find(d, RL_TYPE_NONE, "mul.v", ""),
+    };
+    memcpy(p->kernels, all, sizeof all);
+    p->k = (rl_attn_k_fn)all[0]->fn;
+    p->v = (rl_attn_v_fn)all[1]->fn;
+    p->softmax = (rl_attn_softmax_fn)all[2]->fn;
+    p->kload = (rl_attn_load_fn)all[3]->fn;
+    p->vload = (rl_attn_load_fn)all[4]->fn;
+    p->mulk = (rl_attn_mul_k_fn)all[5]->fn;
+    p->mulv = (rl_attn_mul_v_fn)all[6]->fn;
+    p->q_act = all[0]->act;
 }
 
 static bool plan_fits(const rl_attn_plan *p, const rl_dispatch *d) {
@@ -60,6 +66,18 @@ static const rl_attn_plan *plan_of(const rl_kv *kv, const rl_dispatch *d, rl_att
         }
     }
     return own;
+}
+
+size_t rl_attention_kernels(const rl_kv *kv, const rl_dispatch *d, size_t n_tok,
+                            const rl_kernel *out[RL_ATTENTION_KERNELS]) {
+    rl_attn_plan own;
+    const rl_attn_plan *p = plan_of(kv, d, &own);
+    if (n_tok <= RL_ATTN_SPLIT_TOK) {
+        memcpy(out, p->kernels, 3 * sizeof *out);
+        return 3;
+    }
+    memcpy(out, p->kernels + 2, 5 * sizeof *out);
+    return 5;
 }
 
 // ---- cutting ----

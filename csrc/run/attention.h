@@ -29,6 +29,11 @@ typedef struct rl_attention_args {
 
 size_t rl_attention_scratch(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads);
 
+/// The kernels that a call with n_tok tokens runs; returns how many.
+#define RL_ATTENTION_KERNELS 7
+size_t rl_attention_kernels(const rl_kv *kv, const rl_dispatch *d, size_t n_tok,
+                            const rl_kernel *out[RL_ATTENTION_KERNELS]);
+
 /// Called by every thread of the team with the same arguments. Has barriers inside: false when asked to stop.
 /// The caller meets at a barrier before it reads `out`.
 bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a);

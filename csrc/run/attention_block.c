@@ -57,8 +57,8 @@ static void mask_row(float *s, size_t base, size_t lo, size_t hi) {
     for (size_t i = b; i < RL_PAGE_TOKENS; i++) s[i] = -INFINITY;
 }
 
-static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local,
-                              const rl_kv_layer *l, size_t h, size_t page, size_t rows) {
+static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
+                       size_t h, size_t page, size_t rows) {
     const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
     rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
     if (c->blocked) {
@@ -81,7 +81,7 @@ static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_att
 }
 
 static void weigh_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
-                         size_t h, size_t page, size_t rows, size_t n_tok, float *acc) {
+                       size_t h, size_t page, size_t rows, size_t n_tok, float *acc) {
     const uint8_t *here = l->slots[page].data + l->k.bytes;
     const uint8_t *next = page + 1 < l->n_pages ? l->slots[page + 1].data + l->k.bytes : NULL;
     rl_attn_head head = rl_attn_head_at(&l->v, here, h, next);

@@ -24,19 +24,19 @@ typedef struct rl_attn_plan {
     rl_attn_mul_k_fn mulk;
     rl_attn_mul_v_fn mulv;
     rl_attn_softmax_fn softmax;
-    unsigned q_act; // what k reads
-    const char *names[7];
+    unsigned q_act;                                 // what k reads
+    const rl_kernel *kernels[RL_ATTENTION_KERNELS]; // k, v, softmax, then kload, vload, mulk, mulv
 } rl_attn_plan;
 
 // How the work of one call is cut: the same for any number of threads.
 typedef struct rl_attn_cut {
-    size_t group;       // query heads per KV head
-    size_t block_tok;   // tokens of a block
-    size_t n_blocks;    // blocks of tokens
-    size_t stretch;     // positions of a stretch
-    size_t s0, n_s;     // first stretch and how many
-    bool blocked;       // pages are made float32 first
-    size_t rows;        // most query rows of a block
+    size_t group;        // query heads per KV head
+    size_t block_tok;    // tokens of a block
+    size_t n_blocks;     // blocks of tokens
+    size_t stretch;      // positions of a stretch
+    size_t s0, n_s;      // first stretch and how many
+    bool blocked;        // pages are made float32 first
+    size_t rows;         // most query rows of a block
     size_t ld_q, ld_acc; // padded head sizes
 } rl_attn_cut;
 

@@ -30,9 +30,8 @@ static rl_status get(rl_read_fn read, void *arg, void *data, size_t n, rl_err *e
 
 rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err) {
     const rl_kv_config *c = &kv->config;
-    kv_header h = {KV_MAGIC,           KV_VERSION,    (uint32_t)c->type_k, (uint32_t)c->type_v,
-                   (uint32_t)c->layout, c->rotate, RL_PAGE_TOKENS,      (uint32_t)c->n_layer,
-                   kv->length};
+    kv_header h = {KV_MAGIC,  KV_VERSION,     (uint32_t)c->type_k,  (uint32_t)c->type_v, (uint32_t)c->layout,
+                   c->rotate, RL_PAGE_TOKENS, (uint32_t)c->n_layer, kv->length};
     RL_TRY(put(write, arg, &h, sizeof h, err));
     size_t end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < c->n_layer; i++) {

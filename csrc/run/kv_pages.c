@@ -173,8 +173,8 @@ rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err) {
     size_t from = kv->length, to;
     const rl_kv_config *c = &kv->config;
     if (!rl_add_size(from, n, &to) || to > c->n_ctx) {
-        rl_status st = rl_fail(err, RL_ERR_CONTEXT_FULL, "the context holds %zu tokens, %zu + %zu are needed", c->n_ctx,
-                               from, n);
+        rl_status st =
+            rl_fail(err, RL_ERR_CONTEXT_FULL, "the context holds %zu tokens, %zu + %zu are needed", c->n_ctx, from, n);
         if (err) err->limit = c->n_ctx, err->needed = from + n;
         return st;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention kernels in portable C: the definition of right. Float sums run over the dimensions (scores) or
 // the tokens (values) in rising order, one sum per score or output; integer sums are exact.
-#include "kernels/ref/attn_ref.h"
+#include "kernels/attn.h"
 
 #include <math.h>
 #include <string.h>
@@ -165,41 +165,38 @@ void rl_attn_v_q8_0_row_ref(const rl_attn_v_args *a) {
 
 // ---- prompts: a page as float32, then plain blocked products ----
 
-static inline void load(const rl_attn_side *s, const rl_attn_head *h, float *out, rl_type type, bool is_v) {
+static inline void load(const rl_attn_side *s, const rl_attn_head *h, float *out, rl_type type, bool is_v, bool tile) {
     for (size_t t = 0; t < 64; t++) {
         const uint8_t *row = h->data + t * s->token;
         const float *sc = (const float *)(const void *)((const uint8_t *)h->scales + t * s->scales_token);
-        for (size_t i = 0; i < s->dim; i++) {
-            size_t at = !s->tile ? i : is_v ? rl_attn_tile_v(s, t, i) : rl_attn_tile_k(s, t, i);
+        for (size_t i = 0; i < s->pad; i++) {
+            size_t at = !tile ? i : is_v ? rl_attn_tile_v(s, t, i) : rl_attn_tile_k(s, t, i);
             float x = value(type, row, at);
-            if (type == RL_Q8_0) {
+            if (type == RL_Q8_0 && i < s->dim) {
                 size_t g = i / 32;
-                x *= !s->tile ? sc[g] : sc[is_v ? rl_attn_tile_v_scale(t, g) : rl_attn_tile_k_scale(s, t, g)];
+                x *= !tile ? sc[g] : sc[is_v ? rl_attn_tile_v_scale(t, g) : rl_attn_tile_k_scale(s, t, g)];
             }
             out[is_v ? t * s->pad + i : i * 64 + t] = x;
         }
-        for (size_t i = s->dim; i < s->pad; i++) out[is_v ? t * s->pad + i : i * 64 + t] = 0.0f;
     }
 }
 
-void rl_attn_kload_f32_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {
-    load(s, h, out, RL_F32, false);
-}
-void rl_attn_kload_f16_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {
-    load(s, h, out, RL_F16, false);
-}
-void rl_attn_kload_q8_0_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {
-    load(s, h, out, RL_Q8_0, false);
-}
-void rl_attn_vload_f32_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {
-    load(s, h, out, RL_F32, true);
-}
-void rl_attn_vload_f16_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {
-    load(s, h, out, RL_F16, true);
-}
-void rl_attn_vload_q8_0_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {
-    load(s, h, out, RL_Q8_0, true);
-}
+#define LOADS(type, t)                                                                                                 \
+    void rl_attn_kload_##t##_tile_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {                      \
+        load(s, h, out, type, false, true);                                                                            \
+    }                                                                                                                  \
+    void rl_attn_vload_##t##_tile_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {                      \
+        load(s, h, out, type, true, true);                                                                             \
+    }                                                                                                                  \
+    void rl_attn_kload_##t##_row_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {                       \
+        load(s, h, out, type, false, false);                                                                           \
+    }                                                                                                                  \
+    void rl_attn_vload_##t##_row_ref(const rl_attn_side *s, const rl_attn_head *h, float *out) {                       \
+        load(s, h, out, type, true, false);                                                                            \
+    }
+LOADS(RL_F32, f32)
+LOADS(RL_F16, f16)
+LOADS(RL_Q8_0, q8_0)
 
 void rl_attn_mulk_ref(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, float *s) {
     for (size_t r = 0; r < nq; r++) {

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over one page; signatures and layouts: kernels/attn.h.
+#include "kernels/attn.h"
+
+#define RL_ATTN(fntype, name, type, act, isa, layout)                                                                  \
+    RL_KERNEL(fntype, RL_FAM_ATTN, name, type, act, isa, 0, 0, layout)
+#define RL_ATTN_TYPE_REF(type, t, tile_act)                                                                            \
+    RL_ATTN(rl_attn_k_fn, rl_attn_k_##t##_tile_ref, type, tile_act, ref, "k.tile")                                     \
+    RL_ATTN(rl_attn_v_fn, rl_attn_v_##t##_tile_ref, type, 0, ref, "v.tile")                                            \
+    RL_ATTN(rl_attn_k_fn, rl_attn_k_##t##_row_ref, type, RL_ACT_F32, ref, "k.row")                                     \
+    RL_ATTN(rl_attn_v_fn, rl_attn_v_##t##_row_ref, type, 0, ref, "v.row")                                              \
+    RL_ATTN(rl_attn_load_fn, rl_attn_kload_##t##_tile_ref, type, 0, ref, "k.load.tile")                                \
+    RL_ATTN(rl_attn_load_fn, rl_attn_vload_##t##_tile_ref, type, 0, ref, "v.load.tile")                                \
+    RL_ATTN(rl_attn_load_fn, rl_attn_kload_##t##_row_ref, type, 0, ref, "k.load.row")                                  \
+    RL_ATTN(rl_attn_load_fn, rl_attn_vload_##t##_row_ref, type, 0, ref, "v.load.row")
+RL_ATTN_TYPE_REF(RL_F32, f32, RL_ACT_F32)
+RL_ATTN_TYPE_REF(RL_F16, f16, RL_ACT_F32)
+RL_ATTN_TYPE_REF(RL_Q8_0, q8_0, RL_ACT_Q16)
+RL_ATTN(rl_attn_mul_k_fn, rl_attn_mulk_ref, RL_TYPE_NONE, 0, ref, "mul.k")
+RL_ATTN(rl_attn_mul_v_fn, rl_attn_mulv_ref, RL_TYPE_NONE, 0, ref, "mul.v")
+RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_ref, RL_TYPE_NONE, 0, ref, "softmax")
+#undef RL_ATTN_TYPE_REF
+#undef RL_ATTN
