@@ -14,9 +14,12 @@ __version__ = "0.1.0"
 _LAZY = {
     "fetch": "rooflm.fetching",
     "FetchError": "rooflm.fetching",
+    "kernels": "rooflm._kernels",
+    "linear": "rooflm._kernels",
 }
 
 if _TYPE_CHECKING:
+    from rooflm._kernels import kernels, linear
     from rooflm.fetching import FetchError, fetch
 
 __all__ = [
@@ -28,6 +31,8 @@ __all__ = [
     "KernelUnavailable",
     "SessionBusy",
     "fetch",
+    "kernels",
+    "linear",
 ]
 
 
