@@ -22,13 +22,10 @@ def layer_outputs(path, tokens, chunk=None):
     """Residual stream after each layer and logits of the last token, from the engine's exact path."""
     session = rooflm.Model(path).session(n_ctx=len(tokens) + 8, kv="f32", n_threads=2, compute="f32")
     step = chunk or len(tokens)
-    parts = []
-    for i in range(0, len(tokens), step):
-        with session.capture("blk.*.resid_post") as cap:
+    with session.capture("blk.*.resid_post") as cap:
+        for i in range(0, len(tokens), step):
             logits = session.eval(tokens[i : i + step], logits="last")
-        parts.append({name: np.array(cap[name]) for name in cap})
-    names = [f"blk.{i}.resid_post" for i in range(len(parts[0]))]
-    return [np.concatenate([p[n] for p in parts]) for n in names], logits
+    return [cap[f"blk.{i}.resid_post"] for i in range(len(cap))], logits
 
 
 def check(path, tokens, chunk=None, bound=1e-5):

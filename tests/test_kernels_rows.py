@@ -182,7 +182,9 @@ def test_never_reads_past_the_last_row(k):
     for at in (0, 3 * page):
         assert libc.mprotect(ctypes.c_void_p(base + at), ctypes.c_size_t(page), 0) == 0
     rng = np.random.default_rng(7)
-    for cols in (256, 512) if ALL[k.type][0] == 256 else (32, 64, 96, 224, 288, 576) if k.type in BLOCKS else (1, 33, 575):
+    for cols in (
+        (256, 512) if ALL[k.type][0] == 256 else (32, 64, 96, 224, 288, 576) if k.type in BLOCKS else (1, 33, 575)
+    ):
         raw = random_rows(rng, k.type, 1, cols)
         for start in (page, 3 * page - raw.size):
             w = np.frombuffer((ctypes.c_uint8 * raw.size).from_address(base + start), np.uint8)
@@ -286,5 +288,3 @@ def test_linear_refuses_what_does_not_fit():
         rooflm.linear(x, Tensor("Q4_1", raw, 64), kernel="rl_rows_q4_1_q8_sse")
     with pytest.raises(ValueError, match="threads"):
         rooflm.linear(x, Tensor("Q4_1", raw, 64), threads=0)
-
-
