@@ -24,6 +24,7 @@ static int module_exec(PyObject *m) {
     static int (*const parts[])(PyObject *, rl_state *) = {
         rl_py_add_errors,
         rl_py_add_kernels,
+        rl_py_add_gguf,
     };
     rl_state *st = rl_state_of_module(m);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
@@ -35,8 +36,8 @@ static int module_traverse(PyObject *m, visitproc visit, void *arg) {
     rl_state *st = rl_state_of_module(m);
     PyObject **objects[] = {&st->Error,       &st->FormatError,       &st->ContextFull,
                             &st->SessionBusy, &st->KernelUnavailable, &st->FallbackWarning};
-    PyTypeObject **types[] = {&st->GGUFType,    &st->TensorType,  &st->TokenizerType, &st->ModelType,
-                              &st->SessionType, &st->KVCacheType, &st->DecoderType,   &st->KernelType};
+    PyTypeObject **types[] = {&st->GGUFType,    &st->TensorType,  &st->TokenizerType, &st->ModelType,  &st->SessionType,
+                              &st->KVCacheType, &st->DecoderType, &st->KernelType,    &st->FileMapType};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_VISIT(*objects[i]);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) Py_VISIT(*types[i]);
     return 0;
@@ -46,8 +47,8 @@ static int module_clear(PyObject *m) {
     rl_state *st = rl_state_of_module(m);
     PyObject **objects[] = {&st->Error,       &st->FormatError,       &st->ContextFull,
                             &st->SessionBusy, &st->KernelUnavailable, &st->FallbackWarning};
-    PyTypeObject **types[] = {&st->GGUFType,    &st->TensorType,  &st->TokenizerType, &st->ModelType,
-                              &st->SessionType, &st->KVCacheType, &st->DecoderType,   &st->KernelType};
+    PyTypeObject **types[] = {&st->GGUFType,    &st->TensorType,  &st->TokenizerType, &st->ModelType,  &st->SessionType,
+                              &st->KVCacheType, &st->DecoderType, &st->KernelType,    &st->FileMapType};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_CLEAR(*objects[i]);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) Py_CLEAR(*types[i]);
     return 0;

@@ -6,7 +6,16 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from rooflm._core import ContextFull, Error, FallbackWarning, FormatError, KernelUnavailable, SessionBusy
+from rooflm._core import (
+    GGUF,
+    ContextFull,
+    Error,
+    FallbackWarning,
+    FormatError,
+    KernelUnavailable,
+    SessionBusy,
+    Tensor,
+)
 
 __version__ = "0.1.0"
 
@@ -23,6 +32,7 @@ if _TYPE_CHECKING:
     from rooflm.fetching import FetchError, fetch
 
 __all__ = [
+    "GGUF",
     "ContextFull",
     "Error",
     "FallbackWarning",
@@ -30,6 +40,7 @@ __all__ = [
     "FormatError",
     "KernelUnavailable",
     "SessionBusy",
+    "Tensor",
     "fetch",
     "kernels",
     "linear",
