@@ -7,11 +7,13 @@
 #include <numpy/arrayobject.h>
 #include <unistd.h>
 
-#include "kernels/ref/ref.h"
+#include "base/clock.h"
+#include "py/kernels.h"
 
 typedef struct {
     PyObject_HEAD rl_gguf *g;
     const rl_tensor *t;
+    rl_dequant_fn fn; // chosen at first use
 } py_tensor;
 
 // Below this a second thread costs more than it brings.
@@ -24,6 +26,7 @@ PyObject *rl_py_tensor_new(rl_state *st, rl_gguf *g, const rl_tensor *t) {
     if (!self) return NULL;
     self->g = rl_gguf_ref(g);
     self->t = t;
+    self->fn = NULL;
     return (PyObject *)self;
 }
 
@@ -61,9 +64,11 @@ static const uint8_t *need_data(py_tensor *self) {
 }
 
 static rl_dequant_fn need_dequant(py_tensor *self) {
-    if (!need_data(self)) return NULL;
-    rl_dequant_fn fn = rl_dequant_ref((rl_type)self->t->type_id);
-    if (fn) return fn;
+    if (self->fn || !need_data(self)) return self->fn;
+    rl_dispatch d;
+    if (rl_py_dispatch(rl_state_of_type(Py_TYPE(self)), NULL, NULL, &d) < 0) return NULL;
+    const rl_kernel *k = rl_kernel_find(&d, RL_FAM_DEQUANT, (rl_type)self->t->type_id, 0, NULL);
+    if (k) return self->fn = (rl_dequant_fn)k->fn;
     rl_err err;
     rl_fail_format(&err, NULL, self->t->name, self->t->offset,
                    "tensor %s has the type %s (id %u), which cannot be dequantized here", self->t->name,
@@ -274,17 +279,7 @@ static int dequant_run(py_tensor *self, dequant_job *j, int threads) {
         Py_END_ALLOW_THREADS;
         return 1;
     }
-    rl_pool *pool = rl_state_pool(rl_state_of_type(Py_TYPE(self)));
-    if (!pool) return 0;
-    rl_region region = {.fn = dequant_region, .arg = j, .n_threads = threads};
-    rl_err err;
-    rl_err_clear(&err);
-    rl_status st;
-    Py_BEGIN_ALLOW_THREADS;
-    st = rl_pool_run(pool, &region, &err);
-    Py_END_ALLOW_THREADS;
-    if (st != RL_OK) fail(self, &err);
-    return st == RL_OK;
+    return rl_py_run(rl_state_of_type(Py_TYPE(self)), dequant_region, j, threads) == 0;
 }
 
 // Reads rows=: None, an integer, a slice, or indices (integers or a mask). *keep owns an index array. *single tells
@@ -491,6 +486,47 @@ static PyObject *tensor_repr(py_tensor *self) {
     return out;
 }
 
+// _dequantize(kernel, raw, out, repeats=1) -> seconds of all repeats: one kernel of the table on raw bytes.
+static PyObject *run_kernel(PyObject *m, PyObject *args) {
+    rl_state *st = rl_state_of_module(m);
+    const char *name;
+    Py_buffer raw, out;
+    int repeats = 1;
+    if (!PyArg_ParseTuple(args, "sy*w*|i:_dequantize", &name, &raw, &out, &repeats)) return NULL;
+    PyObject *result = NULL;
+    rl_dispatch d;
+    rl_err err;
+    rl_err_clear(&err);
+    const rl_kernel *k = NULL;
+    if (rl_py_dispatch(st, NULL, NULL, &d) == 0 && rl_kernel_named(&d, name, &k, &err) != RL_OK) rl_raise(st, &err);
+    if (k && !PyErr_Occurred()) {
+        const rl_dtype *t = k->family == RL_FAM_DEQUANT ? rl_dtype_of(k->type) : NULL;
+        size_t n = (size_t)out.len / sizeof(float);
+        if (!t || out.len % sizeof(float) || n % t->block || (size_t)raw.len != n / t->block * t->bytes) {
+            PyErr_SetString(PyExc_ValueError,
+                            "_dequantize needs a dequant kernel and an out of as many float32 as raw has weights");
+        } else {
+            uint64_t ns;
+            Py_BEGIN_ALLOW_THREADS;
+            ns = rl_clock_ns();
+            for (int i = 0; i < repeats; i++) ((rl_dequant_fn)k->fn)(raw.buf, out.buf, n);
+            ns = rl_clock_ns() - ns;
+            Py_END_ALLOW_THREADS;
+            result = PyFloat_FromDouble((double)ns * 1e-9);
+        }
+    }
+    PyBuffer_Release(&raw);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyMethodDef functions[] = {
+    {"_dequantize", run_kernel, METH_VARARGS,
+     "_dequantize(kernel, raw, out, repeats=1, /)\n--\n\n"
+     "Calls one dequantizer of the table on raw bytes into a float32 buffer; returns the seconds of all repeats."},
+    {0},
+};
+
 static PyMethodDef tensor_methods[] = {
     {"dequantize", (PyCFunction)(void (*)(void))tensor_dequantize, METH_VARARGS | METH_KEYWORDS,
      "dequantize($self, rows=None, out=None, *, threads=None)\n--\n\n"
@@ -535,5 +571,6 @@ int rl_py_add_tensor(PyObject *m, rl_state *st) {
 #endif
     // `array @ tensor` must fail clearly instead of treating the tensor as an object scalar.
     if (PyObject_SetAttrString((PyObject *)st->TensorType, "__array_ufunc__", Py_None) < 0) return -1;
+    if (PyModule_AddFunctions(m, functions) < 0) return -1;
     return PyModule_AddObjectRef(m, "Tensor", (PyObject *)st->TensorType);
 }

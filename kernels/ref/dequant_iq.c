@@ -6,7 +6,7 @@
 
 static const int8_t levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-void rl_dequant_iq4_nl_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_iq4nl_ref(const void *blocks, float *out, size_t n) {
     const rl_block_iq4_nl *b = blocks;
     for (; n; n -= 32, out += 32, b++) {
         float d = rl_f16_to_f32(b->d);
@@ -18,7 +18,7 @@ void rl_dequant_iq4_nl_ref(const void *blocks, float *out, size_t n) {
 }
 
 // Eight groups of 32, each stored as an IQ4_NL block without its scale; scales of 6 bits, minus 32.
-void rl_dequant_iq4_xs_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_iq4xs_ref(const void *blocks, float *out, size_t n) {
     const rl_block_iq4_xs *b = blocks;
     for (; n; n -= 256, out += 256, b++) {
         float d = rl_f16_to_f32(b->d);
@@ -36,12 +36,12 @@ void rl_dequant_iq4_xs_ref(const void *blocks, float *out, size_t n) {
 
 rl_dequant_fn rl_dequant_ref(rl_type type) {
     static const rl_dequant_fn table[RL_TYPE_LIMIT] = {
-        [RL_F32] = rl_dequant_f32_ref,       [RL_F16] = rl_dequant_f16_ref,   [RL_BF16] = rl_dequant_bf16_ref,
-        [RL_Q4_0] = rl_dequant_q4_0_ref,     [RL_Q4_1] = rl_dequant_q4_1_ref, [RL_Q5_0] = rl_dequant_q5_0_ref,
-        [RL_Q5_1] = rl_dequant_q5_1_ref,     [RL_Q8_0] = rl_dequant_q8_0_ref, [RL_Q2_K] = rl_dequant_q2_k_ref,
-        [RL_Q3_K] = rl_dequant_q3_k_ref,     [RL_Q4_K] = rl_dequant_q4_k_ref, [RL_Q5_K] = rl_dequant_q5_k_ref,
-        [RL_Q6_K] = rl_dequant_q6_k_ref,     [RL_Q8_K] = rl_dequant_q8_k_ref, [RL_IQ4_NL] = rl_dequant_iq4_nl_ref,
-        [RL_IQ4_XS] = rl_dequant_iq4_xs_ref,
+        [RL_F32] = rl_dequant_f32_ref,      [RL_F16] = rl_dequant_f16_ref,   [RL_BF16] = rl_dequant_bf16_ref,
+        [RL_Q4_0] = rl_dequant_q4_0_ref,    [RL_Q4_1] = rl_dequant_q4_1_ref, [RL_Q5_0] = rl_dequant_q5_0_ref,
+        [RL_Q5_1] = rl_dequant_q5_1_ref,    [RL_Q8_0] = rl_dequant_q8_0_ref, [RL_Q2_K] = rl_dequant_q2k_ref,
+        [RL_Q3_K] = rl_dequant_q3k_ref,     [RL_Q4_K] = rl_dequant_q4k_ref,  [RL_Q5_K] = rl_dequant_q5k_ref,
+        [RL_Q6_K] = rl_dequant_q6k_ref,     [RL_Q8_K] = rl_dequant_q8k_ref,  [RL_IQ4_NL] = rl_dequant_iq4nl_ref,
+        [RL_IQ4_XS] = rl_dequant_iq4xs_ref,
     };
     return (unsigned)type < RL_TYPE_LIMIT ? table[type] : NULL;
 }

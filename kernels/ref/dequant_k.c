@@ -6,7 +6,7 @@
 
 // 16 groups of 16. A byte of qs holds values 32 apart: bits 0-1 of bytes 0..31 are values 0..31, bits 2-3 values
 // 32..63, and so on; bytes 32..63 are the second half of the superblock.
-void rl_dequant_q2_k_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_q2k_ref(const void *blocks, float *out, size_t n) {
     const rl_block_q2_k *b = blocks;
     for (; n; n -= 256, out += 256, b++) {
         float d = rl_f16_to_f32(b->d), dmin = rl_f16_to_f32(b->dmin);
@@ -26,7 +26,7 @@ static int scale_q3_k(const uint8_t *scales, int s) {
 }
 
 // The third bit of value i is bit i / 32 of hmask[i % 32]; where it is clear, 4 is subtracted.
-void rl_dequant_q3_k_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_q3k_ref(const void *blocks, float *out, size_t n) {
     const rl_block_q3_k *b = blocks;
     for (; n; n -= 256, out += 256, b++) {
         float d = rl_f16_to_f32(b->d);
@@ -52,7 +52,7 @@ static void scale_min(const uint8_t *s, int j, int *scale, int *min) {
 }
 
 // Pairs of groups share 32 bytes: low nibbles group 2k, high nibbles group 2k + 1.
-void rl_dequant_q4_k_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_q4k_ref(const void *blocks, float *out, size_t n) {
     const rl_block_q4_k *b = blocks;
     for (; n; n -= 256, out += 256, b++) {
         float d = rl_f16_to_f32(b->d), dmin = rl_f16_to_f32(b->dmin);
@@ -68,7 +68,7 @@ void rl_dequant_q4_k_ref(const void *blocks, float *out, size_t n) {
     }
 }
 
-void rl_dequant_q5_k_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_q5k_ref(const void *blocks, float *out, size_t n) {
     const rl_block_q5_k *b = blocks;
     for (; n; n -= 256, out += 256, b++) {
         float d = rl_f16_to_f32(b->d), dmin = rl_f16_to_f32(b->dmin);
@@ -86,7 +86,7 @@ void rl_dequant_q5_k_ref(const void *blocks, float *out, size_t n) {
 
 // Two halves of 128: 64 bytes of ql (low nibbles values 0..63, high nibbles 64..127) and 32 bytes of qh with two bits
 // for each of four groups of 32.
-void rl_dequant_q6_k_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_q6k_ref(const void *blocks, float *out, size_t n) {
     const rl_block_q6_k *b = blocks;
     for (; n; n -= 256, out += 256, b++) {
         float d = rl_f16_to_f32(b->d);
@@ -100,7 +100,7 @@ void rl_dequant_q6_k_ref(const void *blocks, float *out, size_t n) {
     }
 }
 
-void rl_dequant_q8_k_ref(const void *blocks, float *out, size_t n) {
+void rl_dequant_q8k_ref(const void *blocks, float *out, size_t n) {
     const rl_block_q8_k *b = blocks;
     for (; n; n -= 256, out += 256, b++)
         for (int i = 0; i < 256; i++) out[i] = b->d * (float)b->qs[i];

@@ -15,14 +15,14 @@ void rl_dequant_q4_1_ref(const void *blocks, float *out, size_t n);
 void rl_dequant_q5_0_ref(const void *blocks, float *out, size_t n);
 void rl_dequant_q5_1_ref(const void *blocks, float *out, size_t n);
 void rl_dequant_q8_0_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_q2_k_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_q3_k_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_q4_k_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_q5_k_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_q6_k_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_q8_k_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_iq4_nl_ref(const void *blocks, float *out, size_t n);
-void rl_dequant_iq4_xs_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_q2k_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_q3k_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_q4k_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_q5k_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_q6k_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_q8k_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_iq4nl_ref(const void *blocks, float *out, size_t n);
+void rl_dequant_iq4xs_ref(const void *blocks, float *out, size_t n);
 
 /// The reference for a type, or NULL where the type does not compute.
 rl_dequant_fn rl_dequant_ref(rl_type type);
