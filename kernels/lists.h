@@ -4,3 +4,4 @@
 #include "kernels/list_act.h"
 #include "kernels/list_rows.h"
 #include "kernels/list_attn.h"
+#include "kernels/list_vec.h"
