@@ -114,19 +114,20 @@ static inline vf body_silu_of(vf x) {
 }
 
 // x / (1 + exp(y)), y = -2 sqrt(2/pi) (x + 0.044715 x^3) = x (a + b x^2). In the tail the relative error of the
-// exponential is the absolute error of y, so y is carried as a sum of two floats.
+// exponential is the absolute error of y, so y is carried as a sum of two floats. Results below 2^-122 may become 0,
+// where the exponential overflows; silu is the same.
 static inline vf body_gelu_of(vf x) {
-    const double a = -1.5957691216057307, b = -0.07135481282553225;
+    const double a = -1.5957691216057307, b = -0.07135481627260025;
     vf a_hi = v_set((float)a), a_lo = v_set((float)(a - (double)(float)a));
     vf b_hi = v_set((float)b), b_lo = v_set((float)(b - (double)(float)b));
     // Beyond 1e4 the result is x or -0 already, and the products below would overflow.
     vf c = v_clamp(x, -1e4f, 1e4f);
     vf t = v_mul(c, c), t_lo = v_fma(c, c, v_sub(v_set(0.0f), t));
     vf p = v_fma(t, b_hi, a_hi);
-    // The rest of p: with a and t b of one sign, a + t b - p is exact up to its own last place.
+    // The rest of p, taking the larger of a and t b first: the difference to p is exact then.
     vf p_lo = v_fma(t, b_hi, v_sub(a_hi, p));
-    vf big = v_mul(t, b_hi);
-    vf big_first = v_add(v_sub(big, p), v_add(a_hi, v_fma(t, b_hi, v_sub(v_set(0.0f), big))));
+    vf big = v_mul(t, b_hi), big_lo = v_fma(t, b_hi, v_sub(v_set(0.0f), big));
+    vf big_first = v_add(v_add(v_sub(big, p), a_hi), big_lo);
     p_lo = v_select_lt(v_abs(a_hi), v_abs(big), big_first, p_lo);
     p_lo = v_add(p_lo, v_fma(t, b_lo, v_fma(t_lo, b_hi, a_lo)));
     vf y = v_mul(c, p), y_lo = v_fma(c, p_lo, v_fma(c, p, v_sub(v_set(0.0f), y)));
