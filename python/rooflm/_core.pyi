@@ -113,15 +113,6 @@ class Tensor:
     def __matmul__(self, x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]: ...
 
 def _dequantize(kernel: str, raw: Any, out: Any, repeats: int = 1, /) -> float: ...
-
 def _vec(
-    name: str,
-    out: Any,
-    x: Any,
-    a: Any = None,
-    b: Any = None,
-    *,
-    s: float = 0.0,
-    heads: int = 1,
-    repeat: int = 1,
+    name: str, out: Any, x: Any, a: Any = None, b: Any = None, *, s: float = 0.0, heads: int = 1, repeat: int = 1
 ) -> Union[None, float, int]: ...
