@@ -80,7 +80,7 @@ def stub_parameters(node: ast.FunctionDef) -> list[tuple[str, str, bool]]:
     out += [(p.arg, "keyword", d is not None) for p, d in zip(a.kwonlyargs, a.kw_defaults)]
     if a.kwarg:
         out.append((a.kwarg.arg, "kwvar", False))
-    return [p for p in out if p[0] not in ("self", "cls")]
+    return out[1:] if out and out[0][0] in ("self", "cls") else out
 
 
 def module_parameters(f) -> list[tuple[str, str, bool]]:
@@ -91,8 +91,10 @@ def module_parameters(f) -> list[tuple[str, str, bool]]:
         inspect.Parameter.KEYWORD_ONLY: "keyword",
         inspect.Parameter.VAR_KEYWORD: "kwvar",
     }
-    parameters = inspect.signature(f).parameters.values()
-    return [(p.name, kinds[p.kind], p.default is not p.empty) for p in parameters if p.name not in ("self", "type")]
+    parameters = list(inspect.signature(f).parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        del parameters[0]
+    return [(p.name, kinds[p.kind], p.default is not p.empty) for p in parameters]
 
 
 def signatures():

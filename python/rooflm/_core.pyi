@@ -10,7 +10,6 @@ import numpy as np
 
 _V = TypeVar("_V")
 _F32 = np.ndarray[Any, np.dtype[np.float32]]
-from typing import Any, Optional, Union
 
 class Error(Exception): ...
 

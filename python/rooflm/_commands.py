@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subcommands that read a model and say something: fetch, info, tokenize, run, chat, ppl."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+from rooflm._output import emit, megabytes, show, table
+
+
+class UsageError(Exception):
+    """Arguments that contradict each other: exit code 2."""
+
+
+def fetch(args: argparse.Namespace) -> int:
+    from rooflm import fetching
+
+    if args.name is None:
+        have = fetching.fetched()
+        rows: list[dict[str, Any]] = [
+            {"name": s.name, "about": s.about, "path": str(have[s.name]) if s.name in have else None}
+            for s in fetching.KNOWN.values()
+        ]
+        rows += [{"name": n, "about": None, "path": str(p)} for n, p in have.items() if n not in fetching.KNOWN]
+        if args.json:
+            emit({"models": rows})
+        else:
+            print(table(rows, ("name", "about", "path")))
+        return 0
+    path = fetching.fetch(args.name, progress=not args.quiet)
+    if args.json:
+        emit({"name": args.name, "path": str(path), "file_bytes": path.stat().st_size})
+    else:
+        print(path)
+    return 0
+
+
+def info(args: argparse.Namespace) -> int:
+    from rooflm.fetching import resolve_model
+    from rooflm.inspecting import describe_file
+
+    record = describe_file(resolve_model(args.model), metadata=args.metadata or args.json)
+    if args.json:
+        emit(record)
+        return 0
+    print(f"{record['path']}: GGUF version {record['version']}, {megabytes(record['file_bytes'])}")
+    for key in ("name", "arch", "n_params", "bits_per_weight", "n_ctx_train", "vocabulary", "chat_template"):
+        print(f"  {key:<18}{show(record[key])}")
+    print(f"  {'can run':<18}{'yes' if record['can_run'] else 'no: ' + record['why_not']}")
+    print()
+    print(table(record["types"], ("type", "tensors", "elements", "nbytes", "share")))
+    if record["hparams"]:
+        print()
+        print(table([{"hyper-parameter": k, "value": show(v)} for k, v in record["hparams"].items()],
+                    ("hyper-parameter", "value")))  # fmt: skip
+    if args.metadata:
+        print()
+        print(table([{"key": k, "value": _clip(v)} for k, v in record["metadata"].items()], ("key", "value")))
+    return 0
+
+
+def _clip(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _text_argument(args: argparse.Namespace, *, stdin: bool = True) -> str:
+    """The text of -p, --file or standard input."""
+    from rooflm._text import read_text
+
+    if args.prompt is not None and args.file is not None:
+        raise UsageError("give the text by -p or by --file, not both")
+    if args.prompt is not None:
+        return str(args.prompt)
+    if args.file is not None and str(args.file) != "-":
+        return read_text(Path(args.file))
+    if args.file is not None or (stdin and not sys.stdin.isatty()):
+        try:
+            return sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise ValueError(f"standard input is not UTF-8 text: byte {e.start}") from None
+    raise UsageError("no text: give it by -p TEXT, by --file FILE, or on standard input")
+
+
+def tokenize(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    text = _text_argument(args)
+    tokenizer = rooflm.Tokenizer.from_gguf(resolve_model(args.model))
+    ids = [int(i) for i in tokenizer.encode(text, special=args.special, bos=args.bos)]
+    if args.json:
+        emit({"ids": ids, "n_tokens": len(ids), "text_bytes": len(text.encode("utf-8"))})
+    elif args.pieces:
+        for i in ids:
+            print(i, repr(tokenizer.decode([i], special=True)), sep="\t")
+    else:
+        print(" ".join(map(str, ids)))
+    return 0
+
+
+def session_options(args: argparse.Namespace) -> dict[str, Any]:
+    options = {
+        "n_ctx": args.ctx,
+        "kv": args.kv,
+        "n_threads": args.threads,
+        "compute": args.compute,
+        "cpus": args.cpus,
+        "kernel": args.kernel,
+    }
+    return {k: v for k, v in options.items() if v is not None}
+
+
+def make_sampler(args: argparse.Namespace) -> Any:
+    import rooflm
+
+    options = {
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "seed": args.seed,
+    }
+    return rooflm.Sampler(**{k: v for k, v in options.items() if v is not None})
+
+
+def _stream(generation: Any, quiet: bool) -> Optional[KeyboardInterrupt]:
+    """Prints pieces as they come; what interrupted it, if anything did."""
+    try:
+        for piece in generation:
+            if not quiet:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt as e:
+        return e
+    finally:
+        if not quiet:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return None
+
+
+def _closing_line(generation: Any) -> str:
+    def rate(v: Optional[float]) -> str:
+        return "-" if v is None else f"{v:.1f} tok/s"
+
+    d = generation.to_dict()
+    first = "-" if d["ttft_s"] is None else f"{1e3 * d['ttft_s']:.0f} ms"
+    return (
+        f"[{d['n_prompt']} prompt tokens at {rate(d['prefill_tps'])}, first token after {first}, "
+        f"{d['n_generated']} tokens at {rate(d['decode_tps'])}, ended by {d['stop_reason']}]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    prompt = _text_argument(args)
+    model = rooflm.Model(resolve_model(args.model))
+    with model.session(**session_options(args)) as session:
+        generation = session.generate(
+            prompt, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop, special=args.special
+        )
+        stopped = _stream(generation, args.json)
+        if args.json:
+            emit(generation.to_dict())
+        elif args.stats:
+            print(_closing_line(generation), file=sys.stderr)
+    if stopped:
+        print(f"rooflm: interrupted after {len(generation.ids)} tokens", file=sys.stderr)
+        return 130
+    return 0
+
+
+def chat(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    if args.json and args.prompt is None:
+        raise UsageError("chat --json answers one message: give it by -p")
+    model = rooflm.Model(resolve_model(args.model))
+    messages: list[dict[str, str]] = [{"role": "system", "content": args.system}] if args.system else []
+    with model.session(**session_options(args)) as session:
+        while True:
+            if args.prompt is not None:
+                said = args.prompt
+            else:
+                try:
+                    said = input("> " if sys.stdin.isatty() else "")
+                except EOFError:
+                    return 0
+                if not said.strip():
+                    continue
+            messages.append({"role": "user", "content": said})
+            generation = session.chat(messages, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop)
+            stopped = _stream(generation, args.json)
+            if args.json:
+                emit(generation.to_dict())
+            elif args.stats:
+                print(_closing_line(generation), file=sys.stderr)
+            if stopped:
+                print(f"rooflm: interrupted after {len(generation.ids)} tokens", file=sys.stderr)
+                return 130
+            if args.prompt is not None:
+                return 0
+            messages.append({"role": "assistant", "content": generation.text})
+
+
+def ppl(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    progress = None
+    if sys.stderr.isatty() and not args.json:
+
+        def progress(done: int, total: int) -> None:
+            print(f"\rwindow {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    result = rooflm.perplexity(
+        resolve_model(args.model),
+        Path(args.text),
+        ctx=args.ctx,
+        windows=args.windows,
+        compute=args.compute,
+        kv=args.kv,
+        n_threads=args.threads,
+        progress=progress,
+    )
+    if args.json:
+        emit(result.to_dict())
+    else:
+        print(result)
+    return 0

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line prints: JSON objects without NaN, and plain tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's own types: NumPy scalars and arrays converted, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    return str(value)
+
+
+def emit(record: Any) -> None:
+    """One JSON object on a line of standard output."""
+    print(json.dumps(plain(record), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Columns as wide as their content; numbers to the right."""
+    cells = [[show(r.get(c)) for c in columns] for r in rows]
+    widths = [max(len(c), *(len(row[i]) for row in cells)) if cells else len(c) for i, c in enumerate(columns)]
+    right = [all(isinstance(r.get(c), (int, float)) or r.get(c) is None for r in rows) for c in columns]
+
+    def line(parts: Sequence[str]) -> str:
+        padded = [p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right)]
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(columns), line(["-" * w for w in widths]), *(line(c) for c in cells)])
+
+
+def show(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def megabytes(n: float) -> str:
+    return f"{n / 1e6:.1f} MB" if n < 1e9 else f"{n / 1e9:.2f} GB"
