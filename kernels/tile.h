@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles (prompts): 32 rows of weights by 256 columns are unpacked once into plain bytes, and multiplied with
+// every token of the batch. The tile (12 KB) stays in the first-level cache while the activations, packed in
+// panels of 6 tokens, stream past it. A weight type needs one unpack per ISA; the multiply kernels know only
+// the layout:
+//
+//   u8b128.g32   bytes q + 128, one scale per 32 columns
+//   u5.g32.min   bytes 0..31, one scale and one min per 32 columns
+//   u6b32.g16    bytes q + 32 in 0..63, one scale per 16 columns
+//   u5.g16.min   bytes 0..31, one scale and one min per 16 columns
+//   f32          float columns (rl_ftile)
+//
+// One order of float operations holds for every ISA, so that all entries of a layout agree to the bit. Per
+// 32 columns, with i the exact integer sub-sum of q * x:
+//   g32: acc = fma((float)i * d, dx, acc)
+//   g16: acc = fma(fma((float)i1, d1, (float)i0 * d0), dx, acc)
+//   min: acc = fma(m, sx, acc) after it, once per scale of a group of columns, in column order
+//   f32: sub = fma(w, x, sub) over 128 columns from 0, then acc = acc + sub
+#ifndef RL_KERNELS_TILE_H
+#define RL_KERNELS_TILE_H
+
+#include "kernels/api.h"
+
+#define RL_TILE_ROWS 32
+#define RL_TILE_K 256
+#define RL_FTILE_K 128
+#define RL_PANEL 6 // tokens
+
+typedef struct rl_tile {
+    uint8_t q[RL_TILE_K / 4][RL_TILE_ROWS][4];
+    float d[RL_TILE_K / 16][RL_TILE_ROWS]; // [0..8) for groups of 32
+    float m[RL_TILE_K / 16][RL_TILE_ROWS]; // added: w = d * q + m
+} rl_tile;
+
+typedef struct rl_ftile {
+    float w[RL_FTILE_K][RL_TILE_ROWS];
+} rl_ftile;
+
+// 256 columns of 6 tokens of RL_ACT_Q8, as the multiply kernels read them. off = -128 * sum of q over 32
+// columns, off16 = -32 * sum over 16: what the bias of the bytes adds to a sub-sum.
+typedef struct rl_panel8 {
+    int8_t q[RL_TILE_K / 4][RL_PANEL][4];
+    float d[RL_TILE_K / 32][RL_PANEL];
+    float s[RL_TILE_K / 32][RL_PANEL];
+    int32_t off[RL_TILE_K / 32][RL_PANEL];
+    int32_t off16[RL_TILE_K / 16][RL_PANEL];
+    float s16[RL_TILE_K / 16][RL_PANEL];
+} rl_panel8;
+
+// The same for RL_ACT_Q16. Four neighbouring columns are kept in the order 0 2 1 3, so that bytes widened to
+// 16 bits by a mask and a shift meet them.
+typedef struct rl_panel16 {
+    int16_t q[RL_TILE_K / 4][RL_PANEL][4];
+    float d[RL_TILE_K / 32][RL_PANEL]; // the scale per 256, repeated
+    float s[RL_TILE_K / 32][RL_PANEL];
+    int32_t off[RL_TILE_K / 32][RL_PANEL];
+    int32_t off16[RL_TILE_K / 16][RL_PANEL];
+    float s16[RL_TILE_K / 16][RL_PANEL];
+} rl_panel16;
+
+typedef struct rl_panelf {
+    float x[RL_FTILE_K][RL_PANEL];
+} rl_panelf;
+
+/// Unpacks klen columns (a multiple of the block size, at most 256) of 32 rows; row[i] points at the first
+/// block wanted of row i. Pointers may repeat, where a matrix has fewer rows left.
+typedef void (*rl_tile_unpack_fn)(const uint8_t *const row[RL_TILE_ROWS], size_t klen, rl_tile *tile);
+
+/// c[t][r] += tile (rl_tile or rl_ftile) times panel t / 6, for n_tok tokens; klen columns: a multiple of 32,
+/// for rl_ftile any number up to 128. c is 64-byte aligned.
+typedef void (*rl_tile_mul_fn)(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c);
+
+/// Puts one quantized token into slot `slot` of a panel, klen columns. x may be any length; d and s as in
+/// rl_act.
+void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, size_t klen);
+void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, size_t klen);
+void rl_panelf_put(rl_panelf *p, int slot, const float *x, size_t klen);
+
+/// Measures what the ISA allows: `n` rounds of independent multiply-adds; returns how many were made, and
+/// writes something that depends on them to *sink so that they are not removed.
+typedef double (*rl_peak_fn)(size_t n, float *sink);
+typedef struct rl_peak {
+    const char *isa, *kind; // kind: "int8", "int16" or "f32"
+    rl_peak_fn fn;
+} rl_peak;
+const rl_peak *rl_peaks(size_t *n);
+
+#endif

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile multiply for x86, written once; the including file gives the vector width and the exact integer
+// sub-sum of its ISA. Not a general header: included once per ISA file, after these are defined:
+//
+//   LANES, NR                  32-bit lanes of a vector, row vectors in a register block
+//   NT32, NT16                 tokens in a register block for groups of 32 and of 16 columns
+//   VI, VF                     integer and float vectors
+//   v_set1i, v_set1f, v_loadf, v_storef, v_cvt, v_mul, v_fma
+//   sum8(acc, w, x, steps, nt, bias), sum16(...): acc[t][r] = the sub-sum over `steps` steps of 4 columns
+#include "kernels/tile.h"
+
+#if defined(__FAST_MATH__)
+#error "the tile kernels rely on the order of float operations"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+#define NT_MAX (NT32 > NT16 ? NT32 : NT16)
+
+// Everything the body needs of a panel, for both widths of activations.
+typedef struct {
+    const void *q; // steps of RL_PANEL groups of 4 values
+    const float (*d)[RL_PANEL], (*s)[RL_PANEL], (*s16)[RL_PANEL];
+    const int32_t (*off)[RL_PANEL], (*off16)[RL_PANEL];
+} panel;
+
+INLINE void group_sum(VI acc[][NR], const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt, size_t step,
+                      int steps, int wide, const int32_t *off, int narrow) {
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++) {
+        VI init = off ? v_set1i(off[t0 + t]) : v_set1i(0);
+        for (int r = 0; r < NR; r++) acc[t][r] = init;
+    }
+    const uint8_t *wq = w->q[step][r0];
+    if (wide)
+        sum16(acc, wq, (const int16_t *)p->q + (step * RL_PANEL + t0) * 4, steps, nt, narrow);
+    else
+        sum8(acc, wq, (const int8_t *)p->q + (step * RL_PANEL + t0) * 4, steps, nt, narrow);
+}
+
+// c[t][r] for nt tokens of a panel and NR vectors of rows.
+INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt, size_t klen, float *c, int wide,
+                  int group, int biased, int mins) {
+    VF acc[NT_MAX][NR];
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+        for (int r = 0; r < NR; r++) acc[t][r] = v_loadf(c + (size_t)t * RL_TILE_ROWS + LANES * r);
+    int narrow = !(group == 32 && biased); // bytes of at most 63
+    for (size_t b = 0; b < klen / 32; b++) {
+        VI i[NT_MAX][NR];
+        VF f[NT_MAX][NR];
+        const float *s = p->s[b] + t0;
+        if (group == 32) {
+            group_sum(i, w, r0, p, t0, nt, 8 * b, 8, wide, biased ? p->off[b] : 0, narrow);
+            for (int r = 0; r < NR; r++) {
+                VF d = v_loadf(w->d[b] + r0 + LANES * r);
+#pragma GCC unroll 6
+                for (int t = 0; t < nt; t++) f[t][r] = v_mul(v_cvt(i[t][r]), d);
+            }
+        } else {
+            group_sum(i, w, r0, p, t0, nt, 8 * b, 4, wide, biased ? p->off16[2 * b] : 0, narrow);
+            for (int r = 0; r < NR; r++) {
+                VF d = v_loadf(w->d[2 * b] + r0 + LANES * r);
+#pragma GCC unroll 6
+                for (int t = 0; t < nt; t++) f[t][r] = v_mul(v_cvt(i[t][r]), d);
+            }
+            group_sum(i, w, r0, p, t0, nt, 8 * b + 4, 4, wide, biased ? p->off16[2 * b + 1] : 0, narrow);
+            for (int r = 0; r < NR; r++) {
+                VF d = v_loadf(w->d[2 * b + 1] + r0 + LANES * r);
+#pragma GCC unroll 6
+                for (int t = 0; t < nt; t++) f[t][r] = v_fma(v_cvt(i[t][r]), d, f[t][r]);
+            }
+        }
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++)
+            for (int r = 0; r < NR; r++) acc[t][r] = v_fma(f[t][r], v_set1f(p->d[b][t0 + t]), acc[t][r]);
+        if (mins && group == 32) {
+            for (int r = 0; r < NR; r++) {
+                VF m = v_loadf(w->m[b] + r0 + LANES * r);
+#pragma GCC unroll 6
+                for (int t = 0; t < nt; t++) acc[t][r] = v_fma(m, v_set1f(s[t]), acc[t][r]);
+            }
+        }
+        if (mins && group == 16) {
+            for (size_t g = 2 * b; g < 2 * b + 2; g++)
+                for (int r = 0; r < NR; r++) {
+                    VF m = v_loadf(w->m[g] + r0 + LANES * r);
+#pragma GCC unroll 6
+                    for (int t = 0; t < nt; t++) acc[t][r] = v_fma(m, v_set1f(p->s16[g][t0 + t]), acc[t][r]);
+                }
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+        for (int r = 0; r < NR; r++) v_storef(c + (size_t)t * RL_TILE_ROWS + LANES * r, acc[t][r]);
+}
+
+INLINE void mul(const rl_tile *w, const void *panels, size_t n_tok, size_t klen, float *c, int wide, int group,
+                int biased, int mins) {
+    const int nt = group == 32 ? NT32 : NT16;
+    for (size_t tok = 0; tok < n_tok;) {
+        panel p;
+        if (wide) {
+            const rl_panel16 *q = (const rl_panel16 *)panels + tok / RL_PANEL;
+            p = (panel){q->q, q->d, q->s, q->s16, q->off, q->off16};
+        } else {
+            const rl_panel8 *q = (const rl_panel8 *)panels + tok / RL_PANEL;
+            p = (panel){q->q, q->d, q->s, q->s16, q->off, q->off16};
+        }
+        size_t left = n_tok - tok, n = left < (size_t)nt ? left : (size_t)nt;
+        for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += LANES * NR) {
+            float *out = c + tok * RL_TILE_ROWS + r0;
+            size_t t0 = tok % RL_PANEL;
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        block(w, r0, &p, t0, N <= NT_MAX ? N : 1, klen, out, wide, group, biased, mins);                               \
+        break
+            switch (n) {
+                CASE(1);
+                CASE(2);
+                CASE(3);
+#if NT32 > 3
+                CASE(4);
+                CASE(5);
+                CASE(6);
+#endif
+            }
+#undef CASE
+        }
+        tok += n;
+    }
+}
+
+#define MUL(NAME, ISA, WIDE, GROUP, BIASED, MINS)                                                                      \
+    void rl_tile_mul_##NAME##_##ISA(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {       \
+        mul(tile, panels, n_tok, klen, c, WIDE, GROUP, BIASED, MINS);                                                  \
+    }
+
+#define ALL_TILE_MULS(ISA)                                                                                             \
+    MUL(u8b128_g32_q8, ISA, 0, 32, 1, 0)                                                                               \
+    MUL(u5_g32_min_q8, ISA, 0, 32, 0, 1)                                                                               \
+    MUL(u6b32_g16_q8, ISA, 0, 16, 1, 0)                                                                                \
+    MUL(u5_g16_min_q8, ISA, 0, 16, 0, 1)                                                                               \
+    MUL(u8b128_g32_q16, ISA, 1, 32, 1, 0)                                                                              \
+    MUL(u5_g32_min_q16, ISA, 1, 32, 0, 1)                                                                              \
+    MUL(u6b32_g16_q16, ISA, 1, 16, 1, 0)                                                                               \
+    MUL(u5_g16_min_q16, ISA, 1, 16, 0, 1)
