@@ -5,3 +5,4 @@
 #include "kernels/list_rows.h"
 #include "kernels/list_attn.h"
 #include "kernels/list_vec.h"
+#include "kernels/list_tile.h"

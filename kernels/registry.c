@@ -8,6 +8,7 @@
 // Lines for other architectures stand inside RL_X86(...) or RL_ARM(...). Within one (family, type, activations,
 // layout) the best tier comes last.
 #include "kernels/api.h"
+#include "kernels/tile.h"
 
 #define RL_TIER(name, arch, flags, mask) enum { rl_tier_mask_##name = (mask) };
 #include "kernels/tiers.h"

@@ -70,19 +70,10 @@ typedef void (*rl_tile_unpack_fn)(const uint8_t *const row[RL_TILE_ROWS], size_t
 /// for rl_ftile any number up to 128. c is 64-byte aligned.
 typedef void (*rl_tile_mul_fn)(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c);
 
-/// Puts one quantized token into slot `slot` of a panel, klen columns. x may be any length; d and s as in
-/// rl_act.
-void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, size_t klen);
-void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, size_t klen);
+/// Puts one token into slot `slot` of a panel, klen columns. d, s and the sums b per 16 columns as in rl_act.
+void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, const int16_t *b,
+                   size_t klen);
+void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, const int32_t *b, size_t klen);
 void rl_panelf_put(rl_panelf *p, int slot, const float *x, size_t klen);
-
-/// Measures what the ISA allows: `n` rounds of independent multiply-adds; returns how many were made, and
-/// writes something that depends on them to *sink so that they are not removed.
-typedef double (*rl_peak_fn)(size_t n, float *sink);
-typedef struct rl_peak {
-    const char *isa, *kind; // kind: "int8", "int16" or "f32"
-    rl_peak_fn fn;
-} rl_peak;
-const rl_peak *rl_peaks(size_t *n);
 
 #endif

@@ -26,6 +26,7 @@ static int module_exec(PyObject *m) {
         rl_py_add_kernels,
         rl_py_add_gguf,
         rl_py_add_vec,
+        rl_py_add_tiles,
     };
     rl_state *st = rl_state_of_module(m);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

@@ -50,6 +50,7 @@ int rl_py_add_gguf(PyObject *m, rl_state *st);
 int rl_py_add_tokenizer(PyObject *m, rl_state *st);
 int rl_py_add_kernels(PyObject *m, rl_state *st);
 int rl_py_add_vec(PyObject *m, rl_state *st);
+int rl_py_add_tiles(PyObject *m, rl_state *st);
 int rl_py_add_kvcache(PyObject *m, rl_state *st);
 int rl_py_add_machine(PyObject *m, rl_state *st);
 int rl_py_add_sampler(PyObject *m, rl_state *st);

@@ -1,29 +1,196 @@
 // SPDX-License-Identifier: Apache-2.0
-// No tile kernels are built: prompts run through the rows kernels in groups of tokens.
+// The loop around the tile kernels. One work item is 32 rows of one matrix: 256 columns at a time are unpacked
+// into a tile that stays in the first-level cache, and multiplied with the panels of up to 768 tokens, whose
+// sums wait in a buffer in the second-level cache. Panels of one column block lie behind one another, so they
+// stream. A token's result takes the same operations whatever else is in the batch, and a work item is computed
+// the same way by whichever thread takes it.
 #include "run/linear_tile.h"
 
+#include <string.h>
+
+#include "kernels/tile.h"
+
+#define TOKENS_AT_ONCE (128 * RL_PANEL)
+#define TILE_FROM 24 // tokens from which unpacking pays
+
+static bool is_float(rl_type t) {
+    return t == RL_F32 || t == RL_F16 || t == RL_BF16;
+}
+
 void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, int head) {
-    (void)d, (void)head;
-    lin->unpack = lin->mul = NULL;
-    lin->tile_from = SIZE_MAX;
+    const rl_kernel *unpack, *mul = NULL;
+    if (is_float(lin->w.type) || lin->compute == RL_COMPUTE_F32) {
+        unpack = rl_kernel_find(d, RL_FAM_DEQUANT, lin->w.type, 0, NULL);
+        if (unpack) mul = rl_kernel_find(d, RL_FAM_TILE_MUL, RL_TYPE_NONE, RL_ACT_F32, "f32");
+    } else {
+        bool wide = lin->compute == RL_COMPUTE_INT16 || (lin->compute == RL_COMPUTE_AUTO && head);
+        unpack = rl_kernel_find(d, RL_FAM_TILE_UNPACK, lin->w.type, 0, NULL);
+        if (unpack)
+            mul = rl_kernel_find(d, RL_FAM_TILE_MUL, RL_TYPE_NONE, wide ? RL_ACT_Q16 : RL_ACT_Q8, unpack->layout);
+    }
+    lin->unpack = mul ? unpack : NULL;
+    lin->mul = mul;
+    lin->tile_from = mul ? TILE_FROM : SIZE_MAX;
 }
+
 unsigned rl_linear_tile_formats(const rl_linear *lin) {
-    return lin->rows->act;
+    if (lin->mul->act & RL_ACT_F32) return RL_ACT_F32 | RL_ACT_F32T;
+    return lin->mul->act & RL_ACT_Q16 ? RL_ACT_Q16 | RL_ACT_Q16T : RL_ACT_Q8 | RL_ACT_Q8T;
 }
+
+static size_t n_panels(size_t tok) {
+    return (tok + RL_PANEL - 1) / RL_PANEL;
+}
+
+// Bytes of the panels of all columns, or the offset of one panel.
+static size_t panel_at(size_t size, size_t max_tok, size_t block, size_t panel) {
+    return (block * n_panels(max_tok) + panel) * size;
+}
+
+static size_t blocks(size_t cols, size_t k) {
+    return (cols + k - 1) / k;
+}
+
 size_t rl_act_packed_bytes(unsigned formats, size_t cols, size_t max_tok) {
-    (void)formats, (void)cols, (void)max_tok;
-    return 0;
+    size_t n = 0;
+    if (formats & RL_ACT_Q8T) n += panel_at(sizeof(rl_panel8), max_tok, blocks(cols, RL_TILE_K), 0) + 64;
+    if (formats & RL_ACT_Q16T) n += panel_at(sizeof(rl_panel16), max_tok, blocks(cols, RL_TILE_K), 0) + 64;
+    if (formats & RL_ACT_F32T) n += panel_at(sizeof(rl_panelf), max_tok, blocks(cols, RL_FTILE_K), 0) + 64;
+    return n;
 }
+
+static void *take(uint8_t **at, size_t bytes) {
+    void *p = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return p;
+}
+
 void rl_act_packed_bind(rl_act *a, void *storage) {
-    (void)a, (void)storage;
+    uint8_t *at = storage;
+    if (a->formats & RL_ACT_Q8T)
+        a->q8t = take(&at, panel_at(sizeof(rl_panel8), a->max_tok, blocks(a->cols, RL_TILE_K), 0));
+    if (a->formats & RL_ACT_Q16T)
+        a->q16t = take(&at, panel_at(sizeof(rl_panel16), a->max_tok, blocks(a->cols, RL_TILE_K), 0));
+    if (a->formats & RL_ACT_F32T)
+        a->f32t = take(&at, panel_at(sizeof(rl_panelf), a->max_tok, blocks(a->cols, RL_FTILE_K), 0));
 }
+
+static size_t at_most(size_t n, size_t limit) {
+    return n < limit ? n : limit;
+}
+
 void rl_act_packed_put(rl_act *a, size_t t) {
-    (void)a, (void)t;
+    size_t p = t / RL_PANEL, padded = (a->cols + 31) / 32 * 32;
+    int slot = (int)(t % RL_PANEL);
+    if (a->q8t || a->q16t) {
+        for (size_t b = 0; b < blocks(a->cols, RL_TILE_K); b++) {
+            size_t klen = at_most(padded - b * RL_TILE_K, RL_TILE_K);
+            size_t q = t * a->ld_q + b * RL_TILE_K, s = t * a->ld_d + b * RL_TILE_K / 32;
+            if (a->q8t) {
+                void *panel = (uint8_t *)a->q8t + panel_at(sizeof(rl_panel8), a->max_tok, b, p);
+                rl_panel8_put(panel, slot, a->q8 + q, a->d8 + s, a->s8 + s, a->b8 + 2 * s, klen);
+            }
+            if (a->q16t) {
+                void *panel = (uint8_t *)a->q16t + panel_at(sizeof(rl_panel16), a->max_tok, b, p);
+                rl_panel16_put(panel, slot, a->q16 + q, a->d16[t * a->ld_d16 + b], a->s16 + s, a->b16 + 2 * s, klen);
+            }
+        }
+    }
+    if (a->f32t) {
+        const float *x = a->f32 + t * a->ld_f32;
+        for (size_t b = 0; b < blocks(a->cols, RL_FTILE_K); b++) {
+            void *panel = (uint8_t *)a->f32t + panel_at(sizeof(rl_panelf), a->max_tok, b, p);
+            rl_panelf_put(panel, slot, x + b * RL_FTILE_K, at_most(a->cols - b * RL_FTILE_K, RL_FTILE_K));
+        }
+    }
 }
+
+typedef struct {
+    union {
+        rl_tile tile;
+        struct {
+            rl_ftile tile;
+            float rows[RL_TILE_ROWS][RL_TILE_K];
+        } f;
+    };
+    float sums[][RL_TILE_ROWS];
+} scratch_area;
+
 size_t rl_linear_tile_scratch(size_t max_tok) {
-    (void)max_tok;
-    return 0;
+    size_t n = at_most(max_tok, TOKENS_AT_ONCE);
+    return (sizeof(scratch_area) + n * RL_TILE_ROWS * sizeof(float) + 63) / 64 * 64;
 }
+
+// Row pointers at the columns of block b; a short last tile repeats its last row.
+static void point_at(const uint8_t *row[RL_TILE_ROWS], const rl_mat *w, size_t r0, size_t n_rows, size_t offset) {
+    for (size_t r = 0; r < RL_TILE_ROWS; r++)
+        row[r] = w->data + (r0 + (r < n_rows ? r : n_rows - 1)) * w->row_bytes + offset;
+}
+
+static void int_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, size_t t0, size_t n_tok, scratch_area *s) {
+    const rl_mat *w = &c->lin->w;
+    const rl_dtype *type = rl_dtype_of(w->type);
+    rl_tile_unpack_fn unpack = (rl_tile_unpack_fn)c->lin->unpack->fn;
+    rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
+    bool wide = c->lin->mul->act & RL_ACT_Q16;
+    const uint8_t *panels = wide ? c->act->q16t : c->act->q8t;
+    size_t size = wide ? sizeof(rl_panel16) : sizeof(rl_panel8);
+    for (size_t b = 0; b < blocks(w->cols, RL_TILE_K); b++) {
+        const uint8_t *row[RL_TILE_ROWS];
+        point_at(row, w, r0, n_rows, b * RL_TILE_K / type->block * type->bytes);
+        size_t klen = at_most(w->cols - b * RL_TILE_K, RL_TILE_K);
+        unpack(row, klen, &s->tile);
+        mul(&s->tile, panels + panel_at(size, c->act->max_tok, b, t0 / RL_PANEL), n_tok, klen, s->sums[0]);
+    }
+}
+
+static void float_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, size_t t0, size_t n_tok, scratch_area *s) {
+    const rl_mat *w = &c->lin->w;
+    const rl_dtype *type = rl_dtype_of(w->type);
+    rl_dequant_fn dequant = (rl_dequant_fn)c->lin->unpack->fn;
+    rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
+    const uint8_t *panels = c->act->f32t;
+    for (size_t b = 0; b < blocks(w->cols, RL_TILE_K); b++) {
+        const uint8_t *row[RL_TILE_ROWS];
+        point_at(row, w, r0, n_rows, b * RL_TILE_K / type->block * type->bytes);
+        size_t klen = at_most(w->cols - b * RL_TILE_K, RL_TILE_K);
+        for (size_t r = 0; r < RL_TILE_ROWS; r++) dequant(row[r], s->f.rows[r], klen);
+        for (size_t k0 = 0; k0 < klen; k0 += RL_FTILE_K) {
+            size_t n = at_most(klen - k0, RL_FTILE_K);
+            for (size_t k = 0; k < n; k++)
+                for (size_t r = 0; r < RL_TILE_ROWS; r++) s->f.tile.w[k][r] = s->f.rows[r][k0 + k];
+            size_t block = (b * RL_TILE_K + k0) / RL_FTILE_K;
+            mul(&s->f.tile, panels + panel_at(sizeof(rl_panelf), c->act->max_tok, block, t0 / RL_PANEL), n_tok, n,
+                s->sums[0]);
+        }
+    }
+}
+
+static void multiply_tile(const rl_linear_call *c, size_t tile, scratch_area *s) {
+    size_t r0 = tile * RL_TILE_ROWS, n_rows = at_most(c->lin->w.rows - r0, RL_TILE_ROWS);
+    // Long batches in even parts of whole panels.
+    size_t parts = blocks(c->n_tok, TOKENS_AT_ONCE);
+    size_t step = blocks(n_panels(c->n_tok), parts) * RL_PANEL;
+    for (size_t t0 = 0; t0 < c->n_tok; t0 += step) {
+        size_t n = at_most(c->n_tok - t0, step);
+        memset(s->sums, 0, n * sizeof s->sums[0]);
+        if (c->lin->mul->act & RL_ACT_F32)
+            float_tiles(c, r0, n_rows, t0, n, s);
+        else
+            int_tiles(c, r0, n_rows, t0, n, s);
+        for (size_t t = 0; t < n; t++) memcpy(c->out + (t0 + t) * c->ld_out + r0, s->sums[t], n_rows * sizeof(float));
+    }
+}
+
 void rl_linear_tile_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch) {
-    (void)team, (void)ith, (void)calls, (void)n_calls, (void)scratch;
+    size_t total = 0, i0, i1;
+    for (size_t i = 0; i < n_calls; i++) total += blocks(calls[i].lin->w.rows, RL_TILE_ROWS);
+    rl_work work;
+    rl_work_begin(&work, team, ith, total, 1);
+    while (rl_work_next(&work, team, ith, &i0, &i1))
+        for (size_t item = i0; item < i1; item++) {
+            size_t tile = item, call = 0;
+            for (size_t n; tile >= (n = blocks(calls[call].lin->w.rows, RL_TILE_ROWS)); call++) tile -= n;
+            multiply_tile(&calls[call], tile, scratch);
+        }
 }

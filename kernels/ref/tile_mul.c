@@ -69,42 +69,28 @@ void rl_tile_mul_f32_ref(const void *tile, const void *panels, size_t n_tok, siz
     }
 }
 
-// Sum of 16 bytes: as unsigned with 128 added to each, in 16-bit lanes of a word, 4080 at most each.
-static int32_t sum16(const int8_t *q) {
-    const uint64_t even = 0x00FF00FF00FF00FFu, top = 0x8080808080808080u;
-    uint64_t a, b;
-    memcpy(&a, q, 8);
-    memcpy(&b, q + 8, 8);
-    a ^= top, b ^= top;
-    uint64_t lanes = (a & even) + (a >> 8 & even) + (b & even) + (b >> 8 & even);
-    return (int32_t)(lanes * 0x0001000100010001u >> 48) - 16 * 128;
-}
-
 // What the sub-sums and mins need of the sums: `s` per 32 as rl_act has it, the rest from exact sums.
-#define PUT_SUMS(p, slot, g, i0, i1, scale, s32)                                                                       \
-    (p)->d[g][slot] = (scale), (p)->s[g][slot] = (s32);                                                                \
-    (p)->off[g][slot] = -128 * ((i0) + (i1));                                                                          \
-    (p)->off16[2 * (g)][slot] = -32 * (i0), (p)->off16[2 * (g) + 1][slot] = -32 * (i1);                                \
-    (p)->s16[2 * (g)][slot] = (scale) * (float)(i0), (p)->s16[2 * (g) + 1][slot] = (scale) * (float)(i1)
+#define PUT_SUMS(p, slot, g, scale, s32, b)                                                                            \
+    do {                                                                                                               \
+        int32_t i0 = (b)[2 * (g)], i1 = (b)[2 * (g) + 1];                                                              \
+        (p)->d[g][slot] = (scale), (p)->s[g][slot] = (s32);                                                            \
+        (p)->off[g][slot] = -128 * (i0 + i1);                                                                          \
+        (p)->off16[2 * (g)][slot] = -32 * i0, (p)->off16[2 * (g) + 1][slot] = -32 * i1;                                \
+        (p)->s16[2 * (g)][slot] = (scale) * (float)i0, (p)->s16[2 * (g) + 1][slot] = (scale) * (float)i1;              \
+    } while (0)
 
-void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, size_t klen) {
+void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, const int16_t *b,
+                   size_t klen) {
     for (size_t i = 0; i < klen / 4; i++) memcpy(p->q[i][slot], q + 4 * i, 4);
-    for (size_t g = 0; g < klen / 32; g++) {
-        int32_t i0 = sum16(q + 32 * g), i1 = sum16(q + 32 * g + 16);
-        PUT_SUMS(p, slot, g, i0, i1, d[g], s[g]);
-    }
+    for (size_t g = 0; g < klen / 32; g++) PUT_SUMS(p, slot, g, d[g], s[g], b);
 }
 
-void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, size_t klen) {
+void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, const int32_t *b, size_t klen) {
     for (size_t i = 0; i < klen / 4; i++) {
         int16_t *out = p->q[i][slot];
         out[0] = q[4 * i], out[1] = q[4 * i + 2], out[2] = q[4 * i + 1], out[3] = q[4 * i + 3];
     }
-    for (size_t g = 0; g < klen / 32; g++) {
-        int32_t i0 = 0, i1 = 0;
-        for (size_t i = 0; i < 16; i++) i0 += q[32 * g + i], i1 += q[32 * g + 16 + i];
-        PUT_SUMS(p, slot, g, i0, i1, d, s[g]);
-    }
+    for (size_t g = 0; g < klen / 32; g++) PUT_SUMS(p, slot, g, d, s[g], b);
 }
 
 void rl_panelf_put(rl_panelf *p, int slot, const float *x, size_t klen) {

@@ -115,3 +115,16 @@ def _dequantize(kernel: str, raw: Any, out: Any, repeats: int = 1, /) -> float: 
 def _vec(
     name: str, out: Any, x: Any, a: Any = None, b: Any = None, *, s: float = 0.0, heads: int = 1, repeat: int = 1
 ) -> Union[None, float, int]: ...
+def _tile_unpack(kernel: str, raw: Any, columns: int, /) -> bytes: ...
+def _tile(
+    unpack: str,
+    mul: str,
+    raw: Any,
+    type: str,
+    x: Any,
+    out: Any,
+    repeats: int = 1,
+    threads: int = 1,
+    /,
+) -> float: ...
+def _peaks(seconds: float, /) -> dict[tuple[str, str], float]: ...
