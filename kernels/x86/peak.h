@@ -11,15 +11,16 @@
         V acc[CHAINS], a = ZERO, b = ZERO;                                                                             \
         HIDE(a);                                                                                                       \
         HIDE(b);                                                                                                       \
-        for (int i = 0; i < CHAINS; i++) acc[i] = ZERO;                                                                \
+        _Pragma("GCC unroll 16") for (int i = 0; i < CHAINS; i++) acc[i] = ZERO;                                       \
         for (size_t k = 0; k < n; k++) {                                                                               \
             _Pragma("GCC unroll 16") for (int i = 0; i < CHAINS; i++) {                                                \
+                HIDE(a); /* or the product moves out of the loop */                                                    \
                 acc[i] = OP(acc[i], a, b);                                                                             \
                 HIDE(acc[i]);                                                                                          \
             }                                                                                                          \
         }                                                                                                              \
         V sum = acc[0];                                                                                                \
-        for (int i = 1; i < CHAINS; i++) sum += acc[i];                                                                \
+        _Pragma("GCC unroll 16") for (int i = 1; i < CHAINS; i++) sum += acc[i];                                       \
         *sink = (float)sum[0];                                                                                         \
         return (double)n * CHAINS * (PER);                                                                             \
     }
