@@ -27,7 +27,7 @@ typedef struct rl_state {
     PyObject *Error, *FormatError, *ContextFull, *SessionBusy, *KernelUnavailable, *FallbackWarning;
     // heap types
     PyTypeObject *GGUFType, *TensorType, *TokenizerType, *ModelType, *SessionType, *KVCacheType, *DecoderType,
-        *KernelType, *FileMapType;
+        *KernelType, *FileMapType, *KVLayerType, *KVPageType;
     rl_pool *pool; // one per process, made on first use
 } rl_state;
 

@@ -25,7 +25,6 @@ static void resolve(rl_attn_plan *p, const rl_kv *kv, const rl_dispatch *d) {
     rl_type tk = rl_kv_dtype(kv->config.type_k), tv = rl_kv_dtype(kv->config.type_v);
     const char *layout = kv->config.layout == RL_KV_TILE ? ".tile" : ".row";
     memset(p, 0, sizeof *p);
-    p->d = d;
     p->features = d->features;
     memcpy(p->overrides, d->overrides, sizeof p->overrides);
     const rl_kernel *all[RL_ATTENTION_KERNELS] = {
@@ -45,7 +44,7 @@ static void resolve(rl_attn_plan *p, const rl_kv *kv, const rl_dispatch *d) {
 }
 
 static bool plan_fits(const rl_attn_plan *p, const rl_dispatch *d) {
-    return p->d == d && p->features == d->features && strcmp(p->overrides, d->overrides) == 0;
+    return p->features == d->features && strcmp(p->overrides, d->overrides) == 0;
 }
 
 // The plan kept with the cache, or one made in *own: looking kernels up for each layer of each token would

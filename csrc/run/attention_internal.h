@@ -15,7 +15,6 @@
 
 // The kernels of one cache under one dispatch.
 typedef struct rl_attn_plan {
-    const rl_dispatch *d;
     uint64_t features;
     char overrides[sizeof((rl_dispatch *)0)->overrides];
     rl_attn_k_fn k;

@@ -13,8 +13,10 @@ from rooflm._core import (
     FallbackWarning,
     FormatError,
     KernelUnavailable,
+    KVCache,
     SessionBusy,
     Tensor,
+    attention,
 )
 
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "GGUF",
+    "KVCache",
     "ContextFull",
     "Error",
     "FallbackWarning",
@@ -41,6 +44,7 @@ __all__ = [
     "KernelUnavailable",
     "SessionBusy",
     "Tensor",
+    "attention",
     "fetch",
     "kernels",
     "linear",
