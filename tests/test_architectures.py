@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not hasattr(rooflm, "Model"), reason="the engine
 NOT_YET: set[str] = set()
 
 RUNNABLE = [n for n in NAMES if arch_of(n) not in NOT_YET]
-EXPERTS = ("llama-moe", "qwen3moe", "granitemoe", "olmoe")
+EXPERTS = ("llama-moe", "qwen3moe", "granitemoe", "granitemoe-shared", "olmoe")
 
 
 def all_logits(path, tokens, chunk=None, compute="f32", kv="f32", n_ctx=128, **kw):

@@ -79,11 +79,7 @@ def ulps(got, want, below=0.0):
 def test_every_tier_has_every_operation(isa):
     for op in OPS:
         name = f"rl_vec_{op}_{isa}"
-        a = (
-            None
-            if op in ("rmsnorm", "layernorm")
-            else np.zeros(4 if op not in ("rope_norm", "rope_neox") else 2, "f4")
-        )
+        a = None if op in ("rmsnorm", "layernorm") else np.zeros(4 if op not in ("rope_norm", "rope_neox") else 2, "f4")
         _core._vec(name, np.zeros(4, "f4"), np.zeros(4, "f4"), a, s=1.0)
 
 
@@ -111,9 +107,7 @@ def test_norms(isa, n, in_place):
     for weight, bias in ((None, None), (w, None), (w, b)):
         out, _ = run("layernorm", isa, x, weight, bias, s=1e-5, in_place=in_place)
         y = (x64 - x64.mean()) / np.sqrt(x64.var() + np.float64(np.float32(1e-5)))
-        want = y * (1 if weight is None else w.astype(np.float64)) + (
-            0 if bias is None else b.astype(np.float64)
-        )
+        want = y * (1 if weight is None else w.astype(np.float64)) + (0 if bias is None else b.astype(np.float64))
         scale = np.abs(y * (1 if weight is None else w)) + (0 if bias is None else np.abs(b)) + 1e-30
         assert (np.abs(out - want) / scale).max() < 4 * EPS
 
@@ -157,15 +151,11 @@ def test_activations(isa, n):
     assert ulps(run("gelu", isa, x)[0], gelu64(x), TINY).max() < 8
     assert ulps(run("silu_mul", isa, x, up)[0], silu64(x) * up, TINY).max() < 5
     assert ulps(run("gelu_mul", isa, x, up, in_place=True)[0], gelu64(x) * up, TINY).max() < 9
-    assert (
-        ulps(run("softcap", isa, x * 20, s=30.0)[0], 30 * np.tanh(x.astype(np.float64) * 20 / 30)).max() < 6
-    )
+    assert ulps(run("softcap", isa, x * 20, s=30.0)[0], 30 * np.tanh(x.astype(np.float64) * 20 / 30)).max() < 6
 
 
 def test_activations_over_their_whole_range(isa):
-    x = np.concatenate(
-        [np.linspace(-12, 12, 20001), np.geomspace(1e-30, 1e30, 999), -np.geomspace(1e-30, 1e30, 999)]
-    )
+    x = np.concatenate([np.linspace(-12, 12, 20001), np.geomspace(1e-30, 1e30, 999), -np.geomspace(1e-30, 1e30, 999)])
     x = x.astype(np.float32)
     for op, exact, relative in (("gelu", gelu64, 1e-6), ("silu", silu64, 1e-6)):
         got, want = run(op, isa, x)[0], exact(x)

@@ -134,6 +134,13 @@ def _cases() -> list[Case]:
     }
     gemma = dict(hidden_activation="gelu_pytorch_tanh", head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW)
     gemma_keys = {"attention.sliding_window": WINDOW, "attention.key_length": 32, "attention.value_length": 32}
+    deep = dict(
+        hidden_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        tie_word_embeddings=True,
+    )
     moe = dict(num_hidden_layers=2, intermediate_size=64)
     moe_keys = {"expert_count": 6, "expert_used_count": 2}
     return [
@@ -267,6 +274,43 @@ def _cases() -> list[Case]:
             norm_plus_one=True,
             tolerance=1e-3,
         ),
+        # the largest of each family scale attention by width / heads, which files say by their number of layers
+        Case(
+            "gemma2-46",
+            "gemma2",
+            "Gemma2",
+            _dense(
+                **{**gemma, "query_pre_attn_scalar": 16},
+                **deep,
+                num_hidden_layers=46,
+                rope_parameters=_theta(),
+                attn_logit_softcapping=50.0,
+                final_logit_softcapping=30.0,
+            ),
+            {**gemma_keys, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            norm_plus_one=True,
+            freq_base=False,
+            tolerance=5e-3,
+            levels=2.0,
+        ),
+        Case(
+            "gemma3-62",
+            "gemma3",
+            "Gemma3",
+            _dense(
+                **{**gemma, "query_pre_attn_scalar": 16},
+                **deep,
+                num_hidden_layers=62,
+                rope_parameters={
+                    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                    "sliding_attention": _theta(10000.0),
+                },
+            ),
+            {**gemma_keys, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+            norm_plus_one=True,
+            tolerance=5e-3,
+            levels=2.0,
+        ),
         _phi3("phi3-long", ORIG_CTX),
         _phi3("phi3-short", 256),
         Case(
@@ -384,6 +428,22 @@ def _cases() -> list[Case]:
             permute=True,
         ),
         Case(
+            "granitemoe-shared",
+            "granitemoe",
+            "GraniteMoeShared",
+            _dense(
+                **moe,
+                rope_parameters=_theta(),
+                num_local_experts=6,
+                num_experts_per_tok=2,
+                shared_intermediate_size=32,
+                attention_multiplier=0.25,
+                logits_scaling=2.0,
+            ),
+            {**moe_keys, "attention.scale": 0.25, "logit_scale": 2.0, "expert_shared_feed_forward_length": 32},
+            permute=True,
+        ),
+        Case(
             "olmoe",
             "olmoe",
             "Olmoe",
@@ -463,6 +523,15 @@ def tensors(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
                 out[blk + ".ffn_down_exps.weight"] = w
             else:
                 out[blk + ".ffn_gate_inp.weight"] = w
+            continue
+        if "shared_mlp" in hf_name:
+            blk = "blk." + hf_name.split(".")[2]
+            half = w.shape[0] // 2
+            if "input_linear" in hf_name:
+                out[blk + ".ffn_gate_shexp.weight"] = w[:half]
+                out[blk + ".ffn_up_shexp.weight"] = w[half:]
+            else:
+                out[blk + ".ffn_down_shexp.weight"] = w
             continue
         name = names.get_name(stem)
         if name is None:
