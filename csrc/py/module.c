@@ -22,7 +22,13 @@ rl_pool *rl_state_pool(rl_state *st) {
 
 static int module_exec(PyObject *m) {
     static int (*const parts[])(PyObject *, rl_state *) = {
-        rl_py_add_errors, rl_py_add_kvcache, rl_py_add_kernels, rl_py_add_gguf, rl_py_add_vec, rl_py_add_tiles,
+        rl_py_add_errors,  //
+        rl_py_add_kvcache, //
+        rl_py_add_kernels, //
+        rl_py_add_gguf,    //
+        rl_py_add_vec,     //
+        rl_py_add_tiles,   //
+        rl_py_add_sampler, //
     };
     rl_state *st = rl_state_of_module(m);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
@@ -34,9 +40,20 @@ static int module_traverse(PyObject *m, visitproc visit, void *arg) {
     rl_state *st = rl_state_of_module(m);
     PyObject **objects[] = {&st->Error,       &st->FormatError,       &st->ContextFull,
                             &st->SessionBusy, &st->KernelUnavailable, &st->FallbackWarning};
-    PyTypeObject **types[] = {&st->GGUFType,    &st->TensorType,  &st->TokenizerType, &st->ModelType,
-                              &st->SessionType, &st->KVCacheType, &st->DecoderType,   &st->KernelType,
-                              &st->FileMapType, &st->KVLayerType, &st->KVPageType};
+    PyTypeObject **types[] = {
+        &st->GGUFType,      //
+        &st->TensorType,    //
+        &st->TokenizerType, //
+        &st->ModelType,     //
+        &st->SessionType,   //
+        &st->KVCacheType,   //
+        &st->DecoderType,   //
+        &st->KernelType,    //
+        &st->FileMapType,   //
+        &st->KVLayerType,   //
+        &st->KVPageType,    //
+        &st->SamplerType,   //
+    };
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_VISIT(*objects[i]);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) Py_VISIT(*types[i]);
     return 0;
@@ -46,9 +63,20 @@ static int module_clear(PyObject *m) {
     rl_state *st = rl_state_of_module(m);
     PyObject **objects[] = {&st->Error,       &st->FormatError,       &st->ContextFull,
                             &st->SessionBusy, &st->KernelUnavailable, &st->FallbackWarning};
-    PyTypeObject **types[] = {&st->GGUFType,    &st->TensorType,  &st->TokenizerType, &st->ModelType,
-                              &st->SessionType, &st->KVCacheType, &st->DecoderType,   &st->KernelType,
-                              &st->FileMapType, &st->KVLayerType, &st->KVPageType};
+    PyTypeObject **types[] = {
+        &st->GGUFType,      //
+        &st->TensorType,    //
+        &st->TokenizerType, //
+        &st->ModelType,     //
+        &st->SessionType,   //
+        &st->KVCacheType,   //
+        &st->DecoderType,   //
+        &st->KernelType,    //
+        &st->FileMapType,   //
+        &st->KVLayerType,   //
+        &st->KVPageType,    //
+        &st->SamplerType,   //
+    };
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_CLEAR(*objects[i]);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) Py_CLEAR(*types[i]);
     return 0;

@@ -26,8 +26,18 @@ typedef struct rl_state {
     // exceptions and warnings (errors.c)
     PyObject *Error, *FormatError, *ContextFull, *SessionBusy, *KernelUnavailable, *FallbackWarning;
     // heap types
-    PyTypeObject *GGUFType, *TensorType, *TokenizerType, *ModelType, *SessionType, *KVCacheType, *DecoderType,
-        *KernelType, *FileMapType, *KVLayerType, *KVPageType;
+    PyTypeObject *GGUFType;
+    PyTypeObject *TensorType;
+    PyTypeObject *TokenizerType;
+    PyTypeObject *ModelType;
+    PyTypeObject *SessionType;
+    PyTypeObject *KVCacheType;
+    PyTypeObject *DecoderType;
+    PyTypeObject *KernelType;
+    PyTypeObject *FileMapType;
+    PyTypeObject *KVLayerType;
+    PyTypeObject *KVPageType;
+    PyTypeObject *SamplerType;
     rl_pool *pool; // one per process, made on first use
 } rl_state;
 
@@ -41,6 +51,8 @@ rl_pool *rl_state_pool(rl_state *st);
 /// Raises the exception that fits err->code with its attributes (.key, .tensor, .offset; .n_ctx, .needed);
 /// returns NULL.
 PyObject *rl_raise(rl_state *st, const rl_err *err);
+/// A TypeError that suggests the right keyword when kw has one that is not in names (NULL-terminated); -1 then.
+int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names);
 /// One FallbackWarning; -1 with an exception set when warnings are errors.
 int rl_warn_fallback(rl_state *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
