@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows kernels of 256-bit vectors, written once for three tiers (AVX2, AVX-VNNI, AVX-512VL with VNNI) and two kinds
+// of activations. A file that includes this defines
+//   RL_ISA        tier name for the functions
+//   RL_BITS       8 or 16: int8 or int16 activations
+//   RL_DPBUSD     with VNNI: (acc, unsigned bytes, signed bytes) -> acc
+//   RL_DPWSSD     with VNNI: (acc, words, words) -> acc
+//
+// The plan of every kernel: unpack 32 weights to the bytes of one vector, form the integer sums of one scale group
+// (exact), convert, and FMA with block scale * sub-scale * activation scale. What is added per group (minimums, offsets
+// of unsigned storage) needs only the sums of the activations: one FMA per 256 values.
+//
+// Worst cases of the integer sums:
+//   int8, unsigned weights up to 63 (Q6_K): maddubs 2 * 63 * 127 = 16,002; two added for pairs (at most 31): 15,748
+//   int8, signed weights (Q8: 128, IQ4: 127): maddubs 2 * 128 * 127 = 32,512 in int16; not added before widening
+//   int16, weights up to 128: madd 2 * 128 * 16,383 = 4,194,048; four words a lane: 8,388,096
+//   sums of sub-scale * activation sums (16 values): int8 2 * 2,032 * 4,096 = 16,646,144; int16 2 * 262,128 * 15
+// All fit their lanes, and all but the last convert to float32 without rounding (below 2^24).
+#ifndef RL_KERNELS_X86_ROWS256_H
+#define RL_KERNELS_X86_ROWS256_H
+
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
+#error "needs AVX2, FMA and F16C"
+#endif
+#ifdef __FAST_MATH__
+#error "fast-math breaks NaN and the documented order of sums"
+#endif
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "base/blocks.h"
+#include "kernels/api.h"
+
+#define RL_INLINE static inline __attribute__((always_inline))
+#define RL_PREFETCH_AHEAD 1536 // the hardware prefetcher stops at the end of a 4 KB page
+
+#define RL_CAT_(a, b, c, d) a##b##c##d
+#define RL_CAT(a, b, c, d) RL_CAT_(a, b, c, d)
+#if RL_BITS == 8
+#define RL_ROWS_NAME(T) RL_CAT(rl_rows_, T, _q8_, RL_ISA)
+typedef int8_t rl_x;
+#else
+#define RL_ROWS_NAME(T) RL_CAT(rl_rows_, T, _q16_, RL_ISA)
+typedef int16_t rl_x;
+#endif
+
+RL_INLINE __m256i load256(const void *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+RL_INLINE __m128i load128(const void *p) {
+    return _mm_loadu_si128((const __m128i *)p);
+}
+RL_INLINE uint16_t load16(const void *p) {
+    uint16_t v;
+    memcpy(&v, p, 2);
+    return v;
+}
+RL_INLINE uint32_t load32(const void *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+RL_INLINE float half1(const void *p) {
+    return _cvtsh_ss(load16(p));
+}
+RL_INLINE void prefetch(const uint8_t *w, size_t bytes) {
+    for (size_t o = 0; o < bytes; o += 64) _mm_prefetch((const char *)w + RL_PREFETCH_AHEAD + o, _MM_HINT_T0);
+}
+
+RL_INLINE float sum8(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+// Integer dot products of 32 weights in bytes; `sign` is a constant: signed or unsigned weights. The result has 8
+// lanes; lanes 0..3 belong to the first 16 bytes. int16 activations come as even values and odd values.
+#if RL_BITS == 8
+RL_INLINE __m256i widen(__m256i w, __m256i x) {
+#ifdef RL_DPBUSD
+    return RL_DPBUSD(_mm256_setzero_si256(), w, x);
+#else
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+#endif
+}
+RL_INLINE __m256i dot(__m256i w, const rl_x *x, const int sign) {
+    __m256i v = load256(x);
+    return sign ? widen(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w)) : widen(w, v);
+}
+// Two vectors whose products belong together: x0 for lo, 64 values on for hi.
+RL_INLINE __m256i dot_pair(__m256i lo, __m256i hi, const rl_x *x, const int sign) {
+    __m256i a = load256(x), b = load256(x + 64);
+    if (sign) {
+        a = _mm256_sign_epi8(a, lo), lo = _mm256_abs_epi8(lo);
+        b = _mm256_sign_epi8(b, hi), hi = _mm256_abs_epi8(hi);
+    }
+#ifdef RL_DPBUSD
+    return RL_DPBUSD(RL_DPBUSD(_mm256_setzero_si256(), lo, a), hi, b);
+#else
+    if (sign) return _mm256_add_epi32(widen(lo, a), widen(hi, b));
+    __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(lo, a), _mm256_maddubs_epi16(hi, b));
+    return _mm256_madd_epi16(s, _mm256_set1_epi16(1));
+#endif
+}
+#else
+RL_INLINE __m256i mul_add(__m256i acc, __m256i w, const rl_x *x) {
+#ifdef RL_DPWSSD
+    return RL_DPWSSD(acc, w, load256(x));
+#else
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(w, load256(x)));
+#endif
+}
+RL_INLINE __m256i even_bytes(__m256i w, const int sign) {
+    return sign ? _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8) : _mm256_and_si256(w, _mm256_set1_epi16(255));
+}
+RL_INLINE __m256i odd_bytes(__m256i w, const int sign) {
+    return sign ? _mm256_srai_epi16(w, 8) : _mm256_srli_epi16(w, 8);
+}
+RL_INLINE __m256i dot(__m256i w, const rl_x *x, const int sign) {
+    __m256i s = mul_add(_mm256_setzero_si256(), even_bytes(w, sign), x);
+    return mul_add(s, odd_bytes(w, sign), x + 16);
+}
+RL_INLINE __m256i dot_pair(__m256i lo, __m256i hi, const rl_x *x, const int sign) {
+    __m256i s = mul_add(_mm256_setzero_si256(), even_bytes(lo, sign), x);
+    s = mul_add(s, even_bytes(hi, sign), x + 32);
+    s = mul_add(s, odd_bytes(lo, sign), x + 64);
+    return mul_add(s, odd_bytes(hi, sign), x + 96);
+}
+#endif
+
+// One activation vector.
+typedef struct {
+    const rl_x *natural, *nibble; // in the order of values (int16: even and odd apart), and of nibble blocks
+    const float *d, *s;           // scale per 32 (int16: per 256), scale * sum per 32
+#if RL_BITS == 8
+    const int16_t *b; // sums of 16
+#else
+    const int32_t *b;
+#endif
+} act_ptr;
+
+RL_INLINE act_ptr act_at(const rl_act *a, size_t tok) {
+#if RL_BITS == 8
+    return (act_ptr){a->q8 + tok * a->ld_q, a->q8n + tok * a->ld_q, a->d8 + tok * a->ld_d, a->s8 + tok * a->ld_d,
+                     a->b8 + tok * 2 * a->ld_d};
+#else
+    return (act_ptr){a->q16e + tok * a->ld_q, a->q16n + tok * a->ld_q, a->d16 + tok * a->ld_d16, a->s16 + tok * a->ld_d,
+                     a->b16 + tok * 2 * a->ld_d};
+#endif
+}
+
+// The activation scales of the 8 groups of 32 that begin at group g (a multiple of 8).
+RL_INLINE __m256 act_scales(const act_ptr *x, size_t g) {
+#if RL_BITS == 8
+    return _mm256_loadu_ps(x->d + g);
+#else
+    return _mm256_broadcast_ss(x->d + g / 8);
+#endif
+}
+
+// Lane numbers that put scale 2p on lanes 0..3 and 2p + 1 on lanes 4..7.
+RL_INLINE __m256 spread(__m256 v, const int p) {
+    const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    return _mm256_permutevar8x32_ps(v, _mm256_add_epi32(first, _mm256_set1_epi32(2 * p)));
+}
+
+// Partial sums per token: several for one token, so that the FMAs do not wait for each other.
+#define RL_CHAINS(nt) ((nt) == 1 ? 4 : (nt) == 2 ? 2 : 1)
+
+// Runs ROW (an inline function whose last parameter is the constant number of tokens) over rows and tokens.
+#define RL_DRIVE(T, ROW)                                                                                               \
+    void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \
+    void RL_ROWS_NAME(T)(const rl_rows_args *a) {                                                                      \
+        const uint8_t *w = a->w;                                                                                       \
+        for (size_t r = 0; r < a->n_rows; r++, w += a->row_bytes) {                                                    \
+            size_t t = 0;                                                                                              \
+            for (; a->n_tok - t >= 4; t += 4)                                                                          \
+                ROW(w, a->cols, a->act, a->tok0 + t, a->out + t * a->ld_out + r, a->ld_out, 4);                        \
+            if (a->n_tok - t >= 2) {                                                                                   \
+                ROW(w, a->cols, a->act, a->tok0 + t, a->out + t * a->ld_out + r, a->ld_out, 2);                        \
+                t += 2;                                                                                                \
+            }                                                                                                          \
+            if (t < a->n_tok) ROW(w, a->cols, a->act, a->tok0 + t, a->out + t * a->ld_out + r, a->ld_out, 1);          \
+        }                                                                                                              \
+    }
+
+#endif

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of 32 values, in groups of 8 blocks: their headers are gathered into one vector of scales. Two nibble
+// blocks fill a vector: lanes 0..3 belong to the first.
+#ifndef RL_KERNELS_X86_ROWS256_BLOCKS_H
+#define RL_KERNELS_X86_ROWS256_BLOCKS_H
+
+#include "kernels/x86/rows256.h"
+
+// Halves at the beginning of n <= 8 blocks, as float; the rest zero.
+RL_INLINE __m256 gather_d(const uint8_t *w, const size_t bytes, size_t n) {
+    if (n == 8)
+        return _mm256_cvtph_ps(_mm_setr_epi16((short)load16(w), (short)load16(w + bytes), (short)load16(w + 2 * bytes),
+                                              (short)load16(w + 3 * bytes), (short)load16(w + 4 * bytes),
+                                              (short)load16(w + 5 * bytes), (short)load16(w + 6 * bytes),
+                                              (short)load16(w + 7 * bytes)));
+    uint16_t h[8] = {0};
+    for (size_t i = 0; i < n; i++) h[i] = load16(w + i * bytes);
+    return _mm256_cvtph_ps(load128(h));
+}
+
+// Two halves at the beginning of each block: scale and minimum.
+RL_INLINE void gather_dm(const uint8_t *w, const size_t bytes, size_t n, __m256 *d, __m256 *m) {
+    __m256i v;
+    if (n == 8) {
+        v = _mm256_setr_epi32((int)load32(w), (int)load32(w + bytes), (int)load32(w + 2 * bytes),
+                              (int)load32(w + 3 * bytes), (int)load32(w + 4 * bytes), (int)load32(w + 5 * bytes),
+                              (int)load32(w + 6 * bytes), (int)load32(w + 7 * bytes));
+    } else {
+        uint32_t h[8] = {0};
+        for (size_t i = 0; i < n; i++) h[i] = load32(w + i * bytes);
+        v = load256(h);
+    }
+    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, //
+                                           0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    v = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, apart), 0xD8);
+    *d = _mm256_cvtph_ps(_mm256_castsi256_si128(v));
+    *m = _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1));
+}
+
+// The 16 bytes at `at` of a block and of the next one (zero when there is none).
+RL_INLINE __m256i two(const uint8_t *w, const size_t bytes, const size_t at, const int second) {
+    __m256i v = _mm256_castsi128_si256(load128(w + at));
+    return _mm256_inserti128_si256(v, second ? load128(w + bytes + at) : _mm_setzero_si128(), 1);
+}
+
+RL_INLINE void nibbles(__m256i v, __m256i *lo, __m256i *hi) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    *lo = _mm256_and_si256(v, mask);
+    *hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
+}
+
+// Adds 16 to each value whose bit in the 4 bytes at `at` is set.
+RL_INLINE void fifth_bits(const uint8_t *w, const size_t bytes, const size_t at, const int second, __m256i *lo,
+                          __m256i *hi) {
+    const __m256i low = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, //
+                                         0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi8(2));
+    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201ull), sixteen = _mm256_set1_epi8(16);
+    __m128i a = _mm_set1_epi32((int)load32(w + at));
+    __m128i b = second ? _mm_set1_epi32((int)load32(w + bytes + at)) : a;
+    __m256i h = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+    __m256i l = _mm256_and_si256(_mm256_shuffle_epi8(h, low), bit);
+    h = _mm256_and_si256(_mm256_shuffle_epi8(h, high), bit);
+    *lo = _mm256_or_si256(*lo, _mm256_and_si256(_mm256_cmpeq_epi8(l, bit), sixteen));
+    *hi = _mm256_or_si256(*hi, _mm256_and_si256(_mm256_cmpeq_epi8(h, bit), sixteen));
+}
+
+RL_INLINE __m256i iq4_lookup(__m256i q) {
+    const __m256i table = _mm256_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113, //
+                                           -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+    return _mm256_shuffle_epi8(table, q);
+}
+
+// Per type: scales and minimums of n blocks, and two blocks as bytes. The minimum multiplies the sum of the
+// activations: m for Q4_1 and Q5_1, -8 d and -16 d where storage is unsigned and values are not.
+RL_INLINE void head_q4_0(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
+    *d = gather_d(w, 18, n);
+    *m = _mm256_mul_ps(*d, _mm256_set1_ps(-8));
+}
+RL_INLINE void head_q4_1(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
+    gather_dm(w, 20, n, d, m);
+}
+RL_INLINE void head_q5_0(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
+    *d = gather_d(w, 22, n);
+    *m = _mm256_mul_ps(*d, _mm256_set1_ps(-16));
+}
+RL_INLINE void head_q5_1(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
+    gather_dm(w, 24, n, d, m);
+}
+RL_INLINE void head_iq4nl(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
+    *d = gather_d(w, 18, n);
+    *m = _mm256_setzero_ps();
+}
+RL_INLINE void pair_q4_0(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
+    nibbles(two(w, 18, 2, second), lo, hi);
+}
+RL_INLINE void pair_q4_1(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
+    nibbles(two(w, 20, 4, second), lo, hi);
+}
+RL_INLINE void pair_q5_0(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
+    nibbles(two(w, 22, 6, second), lo, hi);
+    fifth_bits(w, 22, 2, second, lo, hi);
+}
+RL_INLINE void pair_q5_1(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
+    nibbles(two(w, 24, 8, second), lo, hi);
+    fifth_bits(w, 24, 4, second, lo, hi);
+}
+RL_INLINE void pair_iq4nl(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
+    nibbles(two(w, 18, 2, second), lo, hi);
+    *lo = iq4_lookup(*lo);
+    *hi = iq4_lookup(*hi);
+}
+
+typedef void (*head_fn)(const uint8_t *, size_t, __m256 *, __m256 *);
+typedef void (*pair_fn)(const uint8_t *, const int, __m256i *, __m256i *);
+
+// Up to 8 blocks. n is the constant 8 in the main loop.
+RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, pair_fn pair, const int sign, size_t n,
+                            const act_ptr *x, size_t g, __m256 *acc, __m256 *min, const int nt) {
+    __m256 d, m, ds[4];
+    head(w, n, &d, &m);
+    for (int t = 0; t < nt; t++) {
+        ds[t] = _mm256_mul_ps(d, act_scales(&x[t], g));
+        if (!sign) min[t] = _mm256_fmadd_ps(m, _mm256_loadu_ps(x[t].s + g), min[t]);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) {
+        if ((size_t)(2 * p) >= n) break;
+        __m256i lo, hi;
+        pair(w + 2 * (size_t)p * bytes, n == 8 || (size_t)(2 * p + 1) < n, &lo, &hi);
+        for (int t = 0; t < nt; t++) {
+            const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
+            __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
+            *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, sign)), spread(ds[t], p), *s);
+        }
+    }
+}
+
+RL_INLINE void finish(__m256 *acc, __m256 *min, float *out, size_t ld_out, const int nt) {
+    for (int t = 0; t < nt; t++) {
+        __m256 *c = acc + t * RL_CHAINS(nt), s = c[0];
+        if (RL_CHAINS(nt) == 2) s = _mm256_add_ps(c[0], c[1]);
+        if (RL_CHAINS(nt) == 4) s = _mm256_add_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(c[2], c[3]));
+        out[(size_t)t * ld_out] = sum8(_mm256_add_ps(s, min[t]));
+    }
+}
+
+RL_INLINE void nibble_row(const uint8_t *w, const size_t bytes, head_fn head, pair_fn pair, const int sign, size_t cols,
+                          const rl_act *act, size_t tok, float *out, size_t ld_out, const int nt) {
+    act_ptr x[4];
+    __m256 acc[4], min[4];
+    for (int t = 0; t < nt; t++) {
+        x[t] = act_at(act, tok + (size_t)t);
+        min[t] = _mm256_setzero_ps();
+    }
+    for (int i = 0; i < 4; i++) acc[i] = _mm256_setzero_ps();
+    size_t g = 0, n = cols / 32;
+    for (; g + 8 <= n; g += 8, w += 8 * bytes) {
+        prefetch(w, 8 * bytes);
+        nibble_group(w, bytes, head, pair, sign, 8, x, g, acc, min, nt);
+    }
+    if (g < n) nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
+    finish(acc, min, out, ld_out, nt);
+}
+
+// Q8_0: one block fills a vector.
+RL_INLINE void q8_0_group(const uint8_t *w, size_t n, const act_ptr *x, size_t g, __m256 *acc, const int nt) {
+    _Alignas(32) float ds[4][8];
+    __m256 d = gather_d(w, 34, n);
+    for (int t = 0; t < nt; t++) _mm256_store_ps(ds[t], _mm256_mul_ps(d, act_scales(&x[t], g)));
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        if ((size_t)j >= n) break;
+        __m256i q = load256(w + 34 * j + 2);
+        for (int t = 0; t < nt; t++) {
+            __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];
+            __m256i i = dot(q, x[t].natural + 32 * (g + (size_t)j), 1);
+            *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), _mm256_broadcast_ss(&ds[t][j]), *s);
+        }
+    }
+}
+
+RL_INLINE void q8_0_row(const uint8_t *w, size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out,
+                        const int nt) {
+    act_ptr x[4];
+    __m256 acc[4], min[4];
+    for (int t = 0; t < nt; t++) x[t] = act_at(act, tok + (size_t)t);
+    for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
+    size_t g = 0, n = cols / 32;
+    for (; g + 8 <= n; g += 8, w += 8 * 34) {
+        prefetch(w, 8 * 34);
+        q8_0_group(w, 8, x, g, acc, nt);
+    }
+    if (g < n) q8_0_group(w, n - g, x, g, acc, nt);
+    finish(acc, min, out, ld_out, nt);
+}
+
+#define NIBBLE_ROWS(T, BYTES, SIGN)                                                                                    \
+    RL_INLINE void row_##T(const uint8_t *w, size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out,    \
+                           const int nt) {                                                                             \
+        nibble_row(w, BYTES, head_##T, pair_##T, SIGN, cols, act, tok, out, ld_out, nt);                               \
+    }                                                                                                                  \
+    RL_DRIVE(T, row_##T)
+
+NIBBLE_ROWS(q4_0, 18, 0)
+NIBBLE_ROWS(q4_1, 20, 0)
+NIBBLE_ROWS(q5_0, 22, 0)
+NIBBLE_ROWS(q5_1, 24, 0)
+NIBBLE_ROWS(iq4nl, 18, 1)
+RL_DRIVE(q8_0, q8_0_row)
+
+#endif
