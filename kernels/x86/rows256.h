@@ -168,6 +168,21 @@ RL_INLINE __m256 spread(__m256 v, const int p) {
 // Partial sums per token: several for one token, so that the FMAs do not wait for each other.
 #define RL_CHAINS(nt) ((nt) == 1 ? 4 : (nt) == 2 ? 2 : 1)
 
+RL_INLINE void finish(__m256 *acc, __m256 *min, float *out, size_t ld_out, const int nt) {
+    for (int t = 0; t < nt; t++) {
+        __m256 *c = acc + t * RL_CHAINS(nt), s = c[0];
+        if (RL_CHAINS(nt) == 2) s = _mm256_add_ps(c[0], c[1]);
+        if (RL_CHAINS(nt) == 4) s = _mm256_add_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(c[2], c[3]));
+        out[(size_t)t * ld_out] = sum8(_mm256_add_ps(s, min[t]));
+    }
+}
+
+RL_INLINE __m256i iq4_lookup(__m256i q) {
+    const __m256i table = _mm256_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113, //
+                                           -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+    return _mm256_shuffle_epi8(table, q);
+}
+
 // Runs ROW (an inline function whose last parameter is the constant number of tokens) over rows and tokens.
 #define RL_DRIVE(T, ROW)                                                                                               \
     void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \

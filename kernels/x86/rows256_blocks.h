@@ -65,12 +65,6 @@ RL_INLINE void fifth_bits(const uint8_t *w, const size_t bytes, const size_t at,
     *hi = _mm256_or_si256(*hi, _mm256_and_si256(_mm256_cmpeq_epi8(h, bit), sixteen));
 }
 
-RL_INLINE __m256i iq4_lookup(__m256i q) {
-    const __m256i table = _mm256_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113, //
-                                           -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
-    return _mm256_shuffle_epi8(table, q);
-}
-
 // Per type: scales and minimums of n blocks, and two blocks as bytes. The minimum multiplies the sum of the
 // activations: m for Q4_1 and Q5_1, -8 d and -16 d where storage is unsigned and values are not.
 RL_INLINE void head_q4_0(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
@@ -133,15 +127,6 @@ RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, 
             __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
             *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, sign)), spread(ds[t], p), *s);
         }
-    }
-}
-
-RL_INLINE void finish(__m256 *acc, __m256 *min, float *out, size_t ld_out, const int nt) {
-    for (int t = 0; t < nt; t++) {
-        __m256 *c = acc + t * RL_CHAINS(nt), s = c[0];
-        if (RL_CHAINS(nt) == 2) s = _mm256_add_ps(c[0], c[1]);
-        if (RL_CHAINS(nt) == 4) s = _mm256_add_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(c[2], c[3]));
-        out[(size_t)t * ld_out] = sum8(_mm256_add_ps(s, min[t]));
     }
 }
 
