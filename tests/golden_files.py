@@ -14,7 +14,12 @@ import numpy as np
 ARCH = Path(__file__).parent / "golden" / "arch"
 NAMES = sorted(p.name[: -len(".gguf.xz")] for p in ARCH.glob("*.gguf.xz"))
 # which architecture each of them declares, where the name does not say it
-ARCH_OF = {"mistral": "llama", "llama-moe": "llama", **{n: n.split("-")[0] for n in NAMES if "-" in n}}
+ARCH_OF = {
+    "mistral": "llama",
+    "llama-moe": "llama",
+    "olmo3": "olmo2",
+    **{n: n.split("-")[0] for n in NAMES if "-" in n},
+}
 
 _dir = tempfile.TemporaryDirectory(prefix="rooflm-golden-")
 

@@ -295,11 +295,15 @@ class Raw:
         self.keys.append(text(name, claim) + struct.pack("<I", kind) + payload)
         return self
 
-    def tensor(self, name: str | bytes, dims, kind: int = 0, offset: int | None = None, data: bytes = b"", n_dims=None) -> Raw:
+    def tensor(
+        self, name: str | bytes, dims, kind: int = 0, offset: int | None = None, data: bytes = b"", n_dims=None
+    ) -> Raw:
         """Adds the tensor and its data, padded to the alignment."""
         at = len(self.data) if offset is None else offset
         n = len(dims) if n_dims is None else n_dims
-        self.tensors.append(text(name) + struct.pack("<I", n) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, at))
+        self.tensors.append(
+            text(name) + struct.pack("<I", n) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, at)
+        )
         self.data += data + b"\0" * (-len(data) % self.align)
         return self
 

@@ -87,7 +87,9 @@ def test_every_kernel_gives_the_same_bits(k):
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_all_halves(tmp_path, kind):
     bits = np.arange(1 << 16, dtype=np.uint16)
-    want = bits.view(np.float16).astype(np.float32) if kind == "F16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    want = (
+        bits.view(np.float16).astype(np.float32) if kind == "F16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    )
     t = file_with(tmp_path, kind, bits.view(np.uint8), (256, 256))
     same_bits(t.dequantize(), want.reshape(256, 256))
     for k in HERE:
@@ -180,7 +182,13 @@ def test_out_is_filled_and_returned(q4k):
     same_bits(out, want[4:6])
     frozen = np.zeros((2, 512), np.float32)
     frozen.flags.writeable = False
-    for bad in (np.zeros((2, 512)), np.zeros((3, 512), np.float32), np.zeros((2, 1024), np.float32)[:, ::2], frozen, [0.0]):
+    for bad in (
+        np.zeros((2, 512)),
+        np.zeros((3, 512), np.float32),
+        np.zeros((2, 1024), np.float32)[:, ::2],
+        frozen,
+        [0.0],
+    ):
         with pytest.raises(ValueError, match=r"float32 array of shape \(2, 512\)"):
             t.dequantize([4, 5], bad)
     with pytest.raises(ValueError, match="threads"):

@@ -81,6 +81,16 @@ def _phi3_factors(cfg: transformers.PretrainedConfig, model: torch.nn.Module) ->
     }
 
 
+def _stacked_qk_norms(cfg: transformers.PretrainedConfig, model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """StableLM norms each head with weights of its own: one matrix per layer in the file."""
+    out = {}
+    for i, layer in enumerate(model.model.layers):
+        for part in "qk":
+            norms = getattr(layer.self_attn, f"{part}_layernorm").norms
+            out[f"blk.{i}.attn_{part}_norm.weight"] = np.stack([n.weight.detach().numpy() for n in norms])
+    return out
+
+
 def _phi3(name: str, orig: int) -> Case:
     rope = {
         "rope_type": "longrope",
@@ -322,6 +332,18 @@ def _cases() -> list[Case]:
         ),
         Case("olmo2", "olmo2", "Olmo2", _dense(rope_parameters=_theta(500000.0))),
         Case(
+            "olmo3",
+            "olmo2",
+            "Olmo3",
+            _dense(
+                num_hidden_layers=5,
+                intermediate_size=64,
+                sliding_window=WINDOW,
+                rope_parameters={"full_attention": yarn, "sliding_attention": _theta()},
+            ),
+            {**yarn_keys, "attention.sliding_window": WINDOW},
+        ),
+        Case(
             "granite",
             "granite",
             "Granite",
@@ -374,6 +396,22 @@ def _cases() -> list[Case]:
             ),
             {"use_parallel_residual": False, "rope.dimension_count": 8},
             layernorm=True,
+        ),
+        Case(
+            "stablelm-parallel",
+            "stablelm",
+            "StableLm",
+            _dense(
+                hidden_size=96,
+                num_attention_heads=6,
+                num_key_value_heads=3,
+                rope_parameters=_theta(partial_rotary_factor=0.5),
+                qk_layernorm=True,
+                use_parallel_residual=True,
+            ),
+            {"use_parallel_residual": True, "rope.dimension_count": 8},
+            layernorm=True,
+            extra=_stacked_qk_norms,
         ),
         Case(
             "llama-moe",
@@ -512,6 +550,8 @@ def tensors(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
         w = p.float().numpy()
         if hf_name == "lm_head.weight" and cfg.tie_word_embeddings:
             continue
+        if "_layernorm.norms." in hf_name:
+            continue  # stacked by the case itself
         stem, _, suffix = hf_name.rpartition(".")
         if ".experts." in hf_name or "moe.router" in hf_name:
             blk = "blk." + hf_name.split(".")[2]
