@@ -23,10 +23,11 @@ class Tokenizer:
     eog_ids = (EOS,)
 
     class Decoder:
-        def __init__(self):
+        def __init__(self, *, continues):
+            assert continues  # a leading space of the continuation belongs to it
             self.d = codecs.getincrementaldecoder("utf-8")("replace")
 
-        def push(self, token):
+        def feed(self, token):
             return self.d.decode(bytes([token]))
 
         def flush(self):

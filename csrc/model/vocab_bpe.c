@@ -35,9 +35,13 @@ bool rl_bpe_unmap(const uint8_t *p, size_t n, uint8_t *out, size_t *out_len) {
 
 // ---- merges -------------------------------------------------------------------------------------------------------
 
+static inline size_t pair_home(const rl_vocab *v, uint32_t left, uint32_t right) {
+    uint64_t h = ((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u;
+    return (h ^ h >> 32) * 0xD6E8FEB86659FD93u >> 32 & v->pair_mask;
+}
+
 static inline const rl_pair *find_pair(const rl_vocab *v, uint32_t left, uint32_t right) {
-    uint64_t h = rl_mix(left, (uint64_t)right << 20 | left);
-    for (size_t i = (h >> 16) & v->pair_mask;; i = (i + 1) & v->pair_mask) {
+    for (size_t i = pair_home(v, left, right);; i = (i + 1) & v->pair_mask) {
         const rl_pair *e = &v->pairs[i];
         if (e->left == left && e->right == right) return e;
         if (e->left == RL_NO_TOKEN) return NULL;
@@ -45,8 +49,7 @@ static inline const rl_pair *find_pair(const rl_vocab *v, uint32_t left, uint32_
 }
 
 static void add_pair(rl_vocab *v, uint32_t left, uint32_t right, uint32_t rank, uint32_t merged) {
-    uint64_t h = rl_mix(left, (uint64_t)right << 20 | left);
-    for (size_t i = (h >> 16) & v->pair_mask;; i = (i + 1) & v->pair_mask) {
+    for (size_t i = pair_home(v, left, right);; i = (i + 1) & v->pair_mask) {
         rl_pair *e = &v->pairs[i];
         if (e->left == left && e->right == right) return; // the first of two equal lines counts
         if (e->left == RL_NO_TOKEN) {

@@ -133,6 +133,13 @@ static int end_index(const uint8_t *p, size_t n) {
     return -1;
 }
 
+/// Some files have their end markers as text that users may write. An ordinary token like </s> of a vocabulary that
+/// knows HTML stays what it is.
+static bool is_marked_wrong(const uint8_t *p, size_t n, int64_t type) {
+    if (type == RL_TOKEN_CONTROL || end_index(p, n) < 0) return false;
+    return type == RL_TOKEN_USER || (n > 4 && p[1] == '|' && p[n - 2] == '|');
+}
+
 static rl_status add_token(rl_vocab *v, const uint8_t *p, size_t n, rl_token_type type, uint8_t *buf, rl_err *err) {
     bool plain = type == RL_TOKEN_NORMAL || type == RL_TOKEN_UNUSED || type == RL_TOKEN_UNDEFINED;
     uint32_t id = (uint32_t)v->n_pieces;
@@ -229,7 +236,7 @@ static rl_status load_tokens(rl_vocab *v, const rl_gguf *g, rl_err *err) {
             break;
         }
         if (v->scores) v->scores[i] = (float)score;
-        if (end_index(p, len) >= 0) type = RL_TOKEN_CONTROL; // some files mark them as ordinary text
+        if (is_marked_wrong(p, len, type)) type = RL_TOKEN_CONTROL;
         rc = add_token(v, p, len, (rl_token_type)type, buf, err);
         p += len;
     }
@@ -302,7 +309,7 @@ static rl_status find_ends(rl_vocab *v, const rl_gguf *g, rl_err *err) {
     }
     RL_TRY(get_id(v, g, KEY("eot_token_id"), &eot, err));
     RL_TRY(get_id(v, g, KEY("eom_token_id"), &eom, err));
-    // In the order of `ends`: turn markers before end-of-text markers. A turn that the file's EOS ends needs no other.
+    // In the order of `ends`: turn markers before end-of-text markers.
     for (size_t i = 0; i < N_ENDS && eot < 0; i++)
         if (ends[i].turn && ids[i] >= 0) eot = ids[i];
     v->info.eot = eot;

@@ -22,13 +22,14 @@ rl_pool *rl_state_pool(rl_state *st) {
 
 static int module_exec(PyObject *m) {
     static int (*const parts[])(PyObject *, rl_state *) = {
-        rl_py_add_errors,  //
-        rl_py_add_kvcache, //
-        rl_py_add_kernels, //
-        rl_py_add_gguf,    //
-        rl_py_add_vec,     //
-        rl_py_add_tiles,   //
-        rl_py_add_sampler, //
+        rl_py_add_errors,    //
+        rl_py_add_kvcache,   //
+        rl_py_add_kernels,   //
+        rl_py_add_gguf,      //
+        rl_py_add_vec,       //
+        rl_py_add_tiles,     //
+        rl_py_add_sampler,   //
+        rl_py_add_tokenizer, //
     };
     rl_state *st = rl_state_of_module(m);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

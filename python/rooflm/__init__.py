@@ -17,6 +17,7 @@ from rooflm._core import (
     Sampler,
     SessionBusy,
     Tensor,
+    Tokenizer,
     attention,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "Sampler",
     "SessionBusy",
     "Tensor",
+    "Tokenizer",
     "attention",
     "fetch",
     "kernels",

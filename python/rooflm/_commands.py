@@ -96,7 +96,7 @@ def tokenize(args: argparse.Namespace) -> int:
         emit({"ids": ids, "n_tokens": len(ids), "text_bytes": len(text.encode("utf-8"))})
     elif args.pieces:
         for i in ids:
-            print(i, repr(tokenizer.decode([i], special=True)), sep="\t")
+            print(i, repr(tokenizer.piece(i).decode("utf-8", "backslashreplace")), sep="\t")
     else:
         print(" ".join(map(str, ids)))
     return 0

@@ -79,7 +79,7 @@ class Generation:
         session, sampler = self._session, self._sampler
         tokenizer = session.model.tokenizer
         ends = frozenset(tokenizer.eog_ids)
-        decoder = tokenizer.decoder()
+        decoder = tokenizer.decoder(continues=True)
         held = ""  # text that may turn out to be the beginning of a stop string
         try:
             start = time.perf_counter()
@@ -95,7 +95,7 @@ class Generation:
                     break
                 self._ids.append(token)
                 session._sampled(token)
-                held += decoder.push(token)
+                held += decoder.feed(token)
                 cut = self._find_stop(held)
                 if cut is not None:
                     held = held[:cut]
