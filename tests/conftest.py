@@ -32,7 +32,7 @@ def model_path(name: str) -> Path:
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if {"smollm2", "gemma3"} & set(getattr(item, "fixturenames", ())):
+        if {"smollm2", "gemma3", "models"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("real")
 
 

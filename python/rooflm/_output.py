@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from typing import Any, Mapping, Sequence
@@ -45,6 +46,14 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(columns), line(["-" * w for w in widths]), *(line(c) for c in cells)])
+
+
+def html_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    body = "".join(line([show(r.get(c)) for c in columns], "td") for r in rows)
+    return f"<table>{line(list(columns), 'th')}{body}</table>"
 
 
 def show(value: Any) -> str:

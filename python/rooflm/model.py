@@ -11,12 +11,13 @@ import difflib
 import fnmatch
 import os
 import time
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._output import html_table, table
 from rooflm._text import TextOrTokens, as_tokens
 from rooflm.generation import Generation
 
@@ -24,6 +25,32 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 DEFAULT_N_CTX = 4096
+TapKey = tuple[Optional[int], str]  # layer (None: of the whole model) and point
+
+
+class LogProbs(NamedTuple):
+    """What Session.logprobs gives, in nats.
+
+    logprobs      (n - 1 - start,) float64: of token i + 1 given all up to i, for i >= start
+    top_ids       (n - start, top) int32: the likeliest continuations of each position, best first
+    top_logprobs  (n - start, top) float32: theirs
+    """
+
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+
+class Operations(list[dict[str, Any]]):
+    """A list of records that prints as a table."""
+
+    columns = ("layer", "op", "type", "kernel", "isa", "family")
+
+    def __repr__(self) -> str:
+        return table(self, self.columns)
+
+    def _repr_html_(self) -> str:
+        return html_table(self, self.columns)
 
 
 class Model:
@@ -47,7 +74,13 @@ class Model:
     n_head_kv = property(lambda self: self._c.n_head_kv, doc="Key and value heads.")
     n_vocab = property(lambda self: self._c.n_vocab, doc="Rows of the output matrix.")
     n_ctx_train = property(lambda self: self._c.n_ctx_train, doc="Context length stated by the file.")
+    head_dim = property(lambda self: self._c.head_dim, doc="Values of a key head.")
     hparams = property(lambda self: self._c.hparams, doc="All hyper-parameters as a dict.")
+    notes = property(lambda self: self._c.notes, doc="What the file states and the engine does not use.")
+    weight_bytes_per_token = property(
+        lambda self: self._c.weight_bytes_per_token,
+        doc="Bytes of weights one token reads: each matrix once, of experts the chosen ones, of the embedding one row.",
+    )
 
     @checked_keywords
     def session(
@@ -61,6 +94,8 @@ class Model:
         cpus: Union[None, str, Sequence[int]] = None,
         kernel: Optional[str] = None,
         layout: str = "tile",
+        rope_base: Optional[float] = None,
+        isa: Optional[str] = None,
     ) -> Session:
         """A new, empty session.
 
@@ -73,6 +108,8 @@ class Model:
         cpus       pin the workers: "0-3,6" or a sequence of numbers
         kernel     names of kernels to use, comma-separated, see rooflm.kernels()
         layout     inside a KV page: "tile", "token" or "head"
+        rope_base  another base for RoPE than the file's (what that costs is measured, not assumed)
+        isa        best instruction-set tier to use, such as "avx2"; default ROOFLM_ISA or no limit
         """
         return Session(
             self,
@@ -84,11 +121,18 @@ class Model:
             cpus=cpus,
             kernel=kernel,
             layout=layout,
+            rope_base=rope_base,
+            isa=isa,
         )
 
     def taps(self) -> list[dict[str, Any]]:
-        """What Session.capture can take: a list of name, shape (None where it grows with tokens) and dtype."""
-        return list(self._c.taps())
+        """What Session.capture can take: a list of records with name, shape and dtype. In a shape None stands for the
+        tokens evaluated, and for the positions attended to."""
+        out = []
+        for layer, point, width in self._c._tap_points():
+            shape = (None, width) if width else (None, self.hparams["n_head"][layer], None)
+            out.append({"name": tap_name((layer, point)), "shape": shape, "dtype": "float32"})
+        return out
 
     def __repr__(self) -> str:
         return (
@@ -99,6 +143,12 @@ class Model:
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in self.hparams.items())
         return f"<table>{rows}</table>"
+
+
+def tap_name(key: TapKey) -> str:
+    """ "blk.3.resid_post", or the point alone where it belongs to the whole model."""
+    layer, point = key
+    return point if layer is None else f"blk.{layer}.{point}"
 
 
 def cpu_list(cpus: Union[None, str, Sequence[int]]) -> Optional[list[int]]:
@@ -134,9 +184,14 @@ class Session:
         cpus: Union[None, str, Sequence[int]] = None,
         kernel: Optional[str] = None,
         layout: str = "tile",
+        rope_base: Optional[float] = None,
+        isa: Optional[str] = None,
     ) -> None:
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+        pinned = cpu_list(cpus)
+        if n_threads is None:
+            n_threads = len(pinned) if pinned else default_threads()
         self.model = model
         self._open: Optional[_core.Session] = _core.Session(
             model._c,
@@ -145,9 +200,11 @@ class Session:
             n_threads=n_threads,
             n_batch=n_batch,
             compute=compute,
-            cpus=cpu_list(cpus),
+            cpus=pinned,
             kernel=kernel,
             layout=layout,
+            rope_base=rope_base or 0.0,
+            isa=isa,
         )
         self._pending: list[int] = []  # sampled by generate(), not evaluated yet
         self._capture: Optional[Capture] = None
@@ -162,6 +219,8 @@ class Session:
 
     def close(self) -> None:
         """Frees the cache (views of it stay valid until they are gone). Closing twice is fine."""
+        if self._open is not None:
+            self._open.close()
         self._open = None
 
     def __enter__(self) -> Session:
@@ -186,9 +245,14 @@ class Session:
     tokens = property(lambda self: self._c.tokens, doc="The ids evaluated so far.")
     kv = property(lambda self: self._c.kv, doc="The cache by layer: kv[3].k(), kv[3].v().")
 
-    def kernels(self) -> Any:
-        """Per operation: the kernel that runs, its ISA and types."""
-        return self._c.kernels()
+    isa = property(lambda self: self._c.isa, doc="Best instruction-set tier in use.")
+    kv_nbytes = property(lambda self: self._c.kv_nbytes, doc="Bytes of the KV pages in use.")
+    scratch_nbytes = property(lambda self: self._c.scratch_nbytes, doc="Bytes of working memory, reserved at once.")
+
+    def kernels(self, n_tokens: int = 1) -> Operations:
+        """What runs when n_tokens are evaluated at once: one record per matrix with layer (-1 for those outside the
+        layers), op, type of the weights, kernel, isa and family ("rows" or "tile")."""
+        return Operations(dict(zip(Operations.columns, row)) for row in self._c._ops(n_tokens))
 
     # ---- evaluation ----
 
@@ -204,19 +268,16 @@ class Session:
         logits: "last" (n_vocab), "all" (tokens, n_vocab), "none", or a slice of the positions of this call.
         The array is the caller's own. ContextFull when it does not fit; then nothing has changed.
         """
-        ids = self._ids(tokens)
-        result = self._c.eval(ids, logits=logits, out=out)
+        result = self._c.eval(self._ids(tokens), logits=logits, out=out)
         self._pending.clear()
-        self._take_taps()
         return result
 
     @checked_keywords
-    def logprobs(self, tokens: TextOrTokens, top: int = 0) -> Any:
-        """Evaluates tokens and gives the log-probability (nats) of each, streamed in blocks, so that no array of
-        tokens x vocabulary exists; with top > 0 also the best ids and their log-probabilities at each position."""
-        result = self._c.logprobs(self._ids(tokens), top=top)
+    def logprobs(self, tokens: TextOrTokens, *, top: int = 0, start: int = 0) -> LogProbs:
+        """Evaluates tokens and gives log-probabilities in nats, streamed in blocks, so that no array of tokens x
+        vocabulary exists: of each token after the one at `start`, and with top > 0 the best ids of each position."""
+        result = LogProbs(*self._c.logprobs(self._ids(tokens), top=top, start=start))
         self._pending.clear()
-        self._take_taps()
         return result
 
     def _ids(self, value: TextOrTokens, special: bool = False) -> np.ndarray:
@@ -231,7 +292,6 @@ class Session:
         batch = np.concatenate([np.asarray(self._pending, np.int32), ids]) if self._pending else ids
         result = self._c.eval(batch, logits="last", out=out)
         self._pending = []
-        self._take_taps()
         assert result is not None
         return result
 
@@ -303,20 +363,16 @@ class Session:
 
         Names are those of Model.taps(); patterns as in fnmatch. A pattern that matches nothing is a ValueError.
         """
-        known = [t["name"] for t in self.model.taps()]
-        wanted: list[str] = []
+        known = {tap_name((layer, point)): (layer, point) for layer, point, _ in self.model._c._tap_points()}
+        wanted: dict[str, TapKey] = {}
         for pattern in patterns or ("*",):
             hits = fnmatch.filter(known, pattern)
             if not hits:
                 near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
-                shown = ", ".join(near or known[:3])
+                shown = ", ".join(near or list(known)[:3])
                 raise ValueError(f"no tap matches {pattern!r}; Model.taps() lists them, such as {shown}")
-            wanted += [h for h in hits if h not in wanted]
+            wanted.update((h, known[h]) for h in hits)
         return Capture(self, wanted)
-
-    def _take_taps(self) -> None:
-        if self._capture is not None:
-            self._capture._add(self._c._take_taps())
 
     def __repr__(self) -> str:
         if self._open is None:
@@ -328,16 +384,19 @@ class Session:
 
 
 class Capture(Mapping[str, np.ndarray]):
-    """What Session.capture() collects: arrays by tap name, one row per token evaluated."""
+    """What Session.capture() collects: arrays by tap name, one row per token evaluated since it began. Attention
+    weights are (tokens, heads, positions), zero beyond each token's own positions."""
 
-    def __init__(self, session: Session, names: list[str]) -> None:
+    def __init__(self, session: Session, wanted: dict[str, TapKey]) -> None:
         self._session = session
-        self._parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
+        self._wanted = wanted
+        self._names = {tuple(key): name for name, key in wanted.items()}
+        self._arrays: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> Capture:
         if self._session._capture is not None:
             raise _core.Error("this session is already capturing; use one capture with several patterns")
-        self._session._c._set_taps(list(self._parts))
+        self._begin()
         self._session._capture = self
         return self
 
@@ -349,25 +408,46 @@ class Capture(Mapping[str, np.ndarray]):
     ) -> None:
         self._session._capture = None
         if self._session._open is not None:
-            self._session._open._set_taps([])
+            self._collect()
 
-    def _add(self, taken: Mapping[str, np.ndarray]) -> None:
-        for name, array in taken.items():
-            self._parts[name].append(array)
+    def _begin(self) -> None:
+        self._session._c._set_taps([tuple(key) for key in self._wanted.values()])
+
+    def _collect(self) -> None:
+        """Moves what the extension has gathered into our arrays; that ends its gathering."""
+        for key, fresh in self._session._c._take_taps().items():
+            name = self._names[key]
+            if len(fresh):
+                have = self._arrays.get(name)
+                self._arrays[name] = fresh if have is None else np.concatenate(_same_width(have, fresh))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        parts = self._parts[name]
-        if not parts:
+        if name not in self._wanted:
+            raise KeyError(name)
+        if self._session._capture is self:  # still open: take what is there and go on
+            self._collect()
+            self._begin()
+        if name not in self._arrays:
             raise KeyError(f"{name}: nothing was evaluated inside this capture")
-        if len(parts) > 1:
-            self._parts[name] = parts = [np.concatenate(parts)]
-        return parts[0]
+        return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._wanted)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._wanted)
+
+
+def _same_width(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both with as many columns as the wider one, filled with zeros (attention weights of a grown context)."""
+    width = max(a.shape[-1], b.shape[-1])
+    a, b = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) for x in (a, b))
+    return a, b
+
+
+def default_threads() -> int:
+    """The CPUs this process may use, at most."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def greedy() -> Any:

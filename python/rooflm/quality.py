@@ -89,11 +89,8 @@ def cut_windows(tokens: np.ndarray, ctx: int, bos_id: Optional[int]) -> np.ndarr
 
 def window_nll(session: Session, window: np.ndarray) -> np.ndarray:
     """Negative log-likelihoods of the scored tokens of one window, float64."""
-    half = len(window) // 2
     session.rewind(0)
-    session.eval(window[:half], logits="none")
-    scored = session.logprobs(window[half:])
-    return -np.asarray(scored.logprobs, np.float64)[1:]
+    return -session.logprobs(window, start=len(window) // 2).logprobs
 
 
 @checked_keywords
