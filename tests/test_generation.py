@@ -33,7 +33,9 @@ class Tokenizer:
         def flush(self):
             return self.d.decode(b"", final=True)
 
-    decoder = Decoder
+    def decoder(self, continues):
+        assert continues  # what is generated goes on from the prompt: a leading space stays
+        return self.Decoder()
 
 
 class Script:
@@ -43,20 +45,19 @@ class Script:
         self.model = self
         self.tokenizer = Tokenizer()
         self.ids, self.n_ctx, self.n_past, self.fail_at = list(ids), n_ctx, 0, fail_at
-        self.pending, self.calls = [], 0
+        self._pending, self.calls = [], 0
+        self.tokens, self.repeat_penalty, self.histories = [7], 1.0, []
 
     def _evaluate(self, ids, out=None):
         if self.fail_at == self.calls:
             raise KeyboardInterrupt
-        self.n_past += len(ids) + len(self.pending)
-        self.pending = []
+        self.n_past += len(ids) + len(self._pending)
+        self._pending = []
         self.calls += 1
         return np.array([self.ids[self.calls - 1]], np.float32)
 
-    def _sampled(self, token):
-        self.pending.append(token)
-
-    def sample(self, logits):
+    def sample(self, logits, history=None):
+        self.histories.append(history)
         return logits[0]
 
 
@@ -119,7 +120,7 @@ def test_first_of_several_stop_strings_wins(stop):
 
 def test_full_context_ends_it_and_leaves_the_last_token_to_the_next_call():
     s, g = generation(say("abcdef"), n_ctx=5)
-    assert g.text == "abc" and g.stop_reason == "context" and s.n_past == 5 and s.pending == [ord("c")]
+    assert g.text == "abc" and g.stop_reason == "context" and s.n_past == 5 and s._pending == [ord("c")]
 
 
 def test_interruption_keeps_what_was_there_and_says_so():
@@ -128,7 +129,7 @@ def test_interruption_keeps_what_was_there_and_says_so():
     with pytest.raises(KeyboardInterrupt):
         for piece in g:
             got.append(piece)
-    assert got == ["a", "b"] and g.text == "ab" and g.stop_reason == "interrupted" and s.pending == [ord("b")]
+    assert got == ["a", "b"] and g.text == "ab" and g.stop_reason == "interrupted" and s._pending == [ord("b")]
 
 
 def test_nothing_runs_before_it_is_asked_for():
@@ -159,3 +160,13 @@ def test_times_are_kept_apart():
 def test_max_tokens_zero_evaluates_the_prompt_and_says_nothing():
     s, g = generation(say("a"), max_tokens=0)
     assert g.text == "" and g.ids == [] and g.stop_reason == "length" and s.n_past == 3
+
+
+def test_history_goes_to_a_sampler_that_penalizes_and_only_as_far_as_it_looks():
+    s, g = generation(say("abc") + [EOS])
+    g.run()
+    assert s.histories == [None] * 4
+    s, g = generation(say("abc") + [EOS])
+    s.repeat_penalty, s.repeat_last_n = 1.1, 5
+    g.run()
+    assert s.histories == [[7, 0, 1, 2], [7, 0, 1, 2, 97], [0, 1, 2, 97, 98], [1, 2, 97, 98, 99]]

@@ -37,35 +37,35 @@ def test_interval_covers_as_often_as_it_says():
 
 
 class Bytes:
-    def encode(self, text, special=False, bos=None):
+    def encode(self, text, special=False, bos=None, eos=None):
         return ([1] if bos is not False else []) + list(text.encode())
 
 
 def test_text_is_text_a_path_is_a_file_and_integers_are_tokens(tmp_path):
     f = tmp_path / "a.txt"
     f.write_text("hi")
-    assert as_tokens("hi", Bytes()).tolist() == [1, 104, 105]
-    assert as_tokens(f, Bytes(), bos=False).tolist() == [104, 105]
-    assert as_tokens(str(f), Bytes(), bos=False).tolist() == list(str(f).encode())
-    assert as_tokens([5, 6], Bytes()).tolist() == [5, 6]
-    assert as_tokens(np.array([5, 6], np.uint64), Bytes()).dtype == np.int32
-    assert as_tokens([], Bytes()).tolist() == []
+    assert as_tokens("hi", Bytes).tolist() == [1, 104, 105]
+    assert as_tokens(f, Bytes, bos=False).tolist() == [104, 105]
+    assert as_tokens(str(f), Bytes, bos=False).tolist() == list(str(f).encode())
+    assert as_tokens([5, 6], Bytes).tolist() == [5, 6]
+    assert as_tokens(np.array([5, 6], np.uint64), Bytes).dtype == np.int32
+    assert as_tokens([], Bytes).tolist() == []
 
 
 @pytest.mark.parametrize("bad", [b"bytes", [1.5], [[1]], None, 3, ["a"]])
 def test_other_kinds_of_text_are_type_errors(bad):
     with pytest.raises(TypeError):
-        as_tokens(bad, Bytes())
+        as_tokens(bad, Bytes)
 
 
 def test_impossible_ids_and_files(tmp_path):
     for bad in ([-1], [2**40]):
         with pytest.raises(ValueError, match="ids lie between"):
-            as_tokens(bad, Bytes())
+            as_tokens(bad, Bytes)
     f = tmp_path / "latin"
     f.write_bytes(b"abc\xe9")
     with pytest.raises(ValueError, match="byte 3 is 0xe9"):
-        as_tokens(f, Bytes())
+        as_tokens(f, Bytes)
 
 
 @checked_keywords

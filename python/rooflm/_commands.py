@@ -125,6 +125,8 @@ def make_sampler(args: argparse.Namespace) -> Any:
         "repeat_penalty": args.repeat_penalty,
         "seed": args.seed,
     }
+    if args.temp == 0 and args.repeat_penalty in (None, 1.0):
+        return rooflm.Sampler.greedy()
     return rooflm.Sampler(**{k: v for k, v in options.items() if v is not None})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 import numpy as np
 
@@ -22,12 +22,20 @@ def read_text(path: os.PathLike[str]) -> str:
             raise ValueError(f"{os.fspath(path)} is not UTF-8 text: byte {e.start} is 0x{bad:02x}") from None
 
 
-def as_tokens(value: TextOrTokens, tokenizer: Any, *, special: bool = False, bos: Optional[bool] = None) -> np.ndarray:
-    """Token ids as an int32 array. Text is encoded; ids are taken as they are, after a check of kind and range."""
+def as_tokens(
+    value: TextOrTokens,
+    tokenizer: Callable[[], Any],
+    *,
+    special: bool = False,
+    bos: Optional[bool] = None,
+    eos: Optional[bool] = None,
+) -> np.ndarray:
+    """Token ids as an int32 array. Text is encoded; ids are taken as they are, after a check of kind and range.
+    tokenizer: called for text only, so that ids work with models that have none."""
     if isinstance(value, os.PathLike):
         value = read_text(Path(value))
     if isinstance(value, str):
-        return np.asarray(tokenizer.encode(value, special=special, bos=bos), dtype=np.int32)
+        return np.asarray(tokenizer().encode(value, special=special, bos=bos, eos=eos), dtype=np.int32)
     if isinstance(value, (bytes, bytearray)):
         raise TypeError("text must be str; decode the bytes first, or pass a pathlib.Path to read a file")
     ids = np.asarray(value)

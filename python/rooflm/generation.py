@@ -45,7 +45,7 @@ class Generation:
         tokenize_s: float,
     ) -> None:
         self._session = session
-        self._sampler = sampler
+        self.sampler = sampler
         self._stop = tuple(s for s in stop if s)
         self._max_tokens = max_tokens
         self.prompt_ids = prompt_ids
@@ -76,10 +76,11 @@ class Generation:
         return self
 
     def _run(self) -> Iterator[str]:
-        session, sampler = self._session, self._sampler
+        session, sampler = self._session, self.sampler
         tokenizer = session.model.tokenizer
         ends = frozenset(tokenizer.eog_ids)
         decoder = tokenizer.decoder(continues=True)
+        seen = [*map(int, session.tokens), *session._pending, *map(int, self.prompt_ids)]
         held = ""  # text that may turn out to be the beginning of a stop string
         try:
             start = time.perf_counter()
@@ -88,13 +89,14 @@ class Generation:
             if not self._max_tokens:
                 self._stop_reason = "length"
             while not self._stop_reason:
-                token = int(sampler.sample(logits))
+                token = _choose(sampler, logits, seen)
                 self._times.append(time.perf_counter() - start)
                 if token in ends:
                     self._stop_reason = "eos"
                     break
                 self._ids.append(token)
-                session._sampled(token)
+                seen.append(token)
+                session._pending.append(token)
                 held += decoder.feed(token)
                 cut = self._find_stop(held)
                 if cut is not None:
@@ -184,6 +186,7 @@ class Generation:
             "text": self.text,
             "ids": self.ids,
             "stop_reason": self.stop_reason,
+            "sampler": repr(self.sampler),
             "n_prompt": len(self.prompt_ids),
             "n_generated": len(self._ids),
             "tokenize_s": self.tokenize_s,
@@ -212,6 +215,14 @@ class Generation:
         }
         body = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<pre>{html.escape(self.text)}</pre><table>{body}</table>"
+
+
+def _choose(sampler: Any, logits: np.ndarray, seen: list[int]) -> int:
+    """The sampler's choice; the history costs time to hand over, so only where a penalty looks at it."""
+    if getattr(sampler, "repeat_penalty", None) == 1.0:
+        return int(sampler.sample(logits))
+    last = getattr(sampler, "repeat_last_n", -1)
+    return int(sampler.sample(logits, seen[-last:] if last > 0 else seen))
 
 
 def _unit(value: Optional[float], unit: str, digits: int) -> str:

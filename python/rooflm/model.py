@@ -282,10 +282,8 @@ class Session:
 
     def _ids(self, value: TextOrTokens, special: bool = False) -> np.ndarray:
         # Within a running timeline a second BOS would be wrong whatever the file asks for.
-        return as_tokens(value, self.model.tokenizer, special=special, bos=None if self.n_past == 0 else False)
-
-    def _sampled(self, token: int) -> None:
-        self._pending.append(token)
+        bos = None if self.n_past == 0 else False
+        return as_tokens(value, lambda: self.model.tokenizer, special=special, bos=bos, eos=False)
 
     def _evaluate(self, ids: np.ndarray, out: Optional[np.ndarray] = None) -> np.ndarray:
         """Logits of the last token after evaluating what was sampled and then ids."""
@@ -347,7 +345,7 @@ class Session:
             self,
             ids,
             max_tokens=max_tokens,
-            sampler=greedy() if sampler is None else sampler,
+            sampler=_core.Sampler.greedy() if sampler is None else sampler,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             tokenize_s=time.perf_counter() - start,
         )
@@ -448,8 +446,3 @@ def _same_width(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def default_threads() -> int:
     """The CPUs this process may use, at most."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def greedy() -> Any:
-    """The sampler that always takes the likeliest id."""
-    return _core.Sampler(temperature=0.0)

@@ -142,7 +142,7 @@ def _measure(
 ) -> Perplexity:
     tokenizer = session.model.tokenizer
     bos_id = tokenizer.bos_id if tokenizer.add_bos else None
-    ids = as_tokens(text, tokenizer)
+    ids = as_tokens(text, lambda: tokenizer)
     cut = cut_windows(ids, ctx, bos_id)
     available = len(cut)
     if available == 0:
