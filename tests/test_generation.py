@@ -33,9 +33,7 @@ class Tokenizer:
         def flush(self):
             return self.d.decode(b"", final=True)
 
-    def decoder(self, continues):
-        assert continues  # what is generated goes on from the prompt: a leading space stays
-        return self.Decoder()
+    decoder = Decoder
 
 
 class Script:
