@@ -6,7 +6,8 @@
 //   NT32, NT16                 tokens in a register block for groups of 32 and of 16 columns
 //   VI, VF                     integer and float vectors
 //   v_set1i, v_set1f, v_loadf, v_storef, v_cvt, v_mul, v_fma
-//   sum8(acc, w, x, steps, nt, bias), sum16(...): acc[t][r] = the sub-sum over `steps` steps of 4 columns
+//   sum8(acc, w, x, steps, nt, bits), sum16(...): acc[t][r] += the exact sum over `steps` steps of 4 columns
+//   SIGNED_BYTES               1: sum8 takes bytes q + 128 (bits 8) as signed
 #include "kernels/tile.h"
 
 #if defined(__FAST_MATH__)
@@ -25,7 +26,7 @@ typedef struct {
 } panel;
 
 INLINE void group_sum(VI acc[][NR], const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt, size_t step,
-                      int steps, int wide, const int32_t *off, int narrow) {
+                      int steps, int wide, const int32_t *off, int bits) {
 #pragma GCC unroll 6
     for (int t = 0; t < nt; t++) {
         VI init = off ? v_set1i(off[t0 + t]) : v_set1i(0);
@@ -33,9 +34,9 @@ INLINE void group_sum(VI acc[][NR], const rl_tile *w, size_t r0, const panel *p,
     }
     const uint8_t *wq = w->q[step][r0];
     if (wide)
-        sum16(acc, wq, (const int16_t *)p->q + (step * RL_PANEL + t0) * 4, steps, nt, narrow);
+        sum16(acc, wq, (const int16_t *)p->q + (step * RL_PANEL + t0) * 4, steps, nt, bits);
     else
-        sum8(acc, wq, (const int8_t *)p->q + (step * RL_PANEL + t0) * 4, steps, nt, narrow);
+        sum8(acc, wq, (const int8_t *)p->q + (step * RL_PANEL + t0) * 4, steps, nt, bits);
 }
 
 // c[t][r] for nt tokens of a panel and NR vectors of rows.
@@ -45,26 +46,27 @@ INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt
 #pragma GCC unroll 6
     for (int t = 0; t < nt; t++)
         for (int r = 0; r < NR; r++) acc[t][r] = v_loadf(c + (size_t)t * RL_TILE_ROWS + LANES * r);
-    int narrow = !(group == 32 && biased); // bytes of at most 63
+    const int bits = !biased ? 5 : group == 16 ? 6 : 8; // of the weight bytes
+    if (SIGNED_BYTES && bits == 8 && !wide) biased = 0; // sum8 takes the bias off the bytes themselves
     for (size_t b = 0; b < klen / 32; b++) {
         VI i[NT_MAX][NR];
         VF f[NT_MAX][NR];
         const float *s = p->s[b] + t0;
         if (group == 32) {
-            group_sum(i, w, r0, p, t0, nt, 8 * b, 8, wide, biased ? p->off[b] : 0, narrow);
+            group_sum(i, w, r0, p, t0, nt, 8 * b, 8, wide, biased ? p->off[b] : 0, bits);
             for (int r = 0; r < NR; r++) {
                 VF d = v_loadf(w->d[b] + r0 + LANES * r);
 #pragma GCC unroll 6
                 for (int t = 0; t < nt; t++) f[t][r] = v_mul(v_cvt(i[t][r]), d);
             }
         } else {
-            group_sum(i, w, r0, p, t0, nt, 8 * b, 4, wide, biased ? p->off16[2 * b] : 0, narrow);
+            group_sum(i, w, r0, p, t0, nt, 8 * b, 4, wide, biased ? p->off16[2 * b] : 0, bits);
             for (int r = 0; r < NR; r++) {
                 VF d = v_loadf(w->d[2 * b] + r0 + LANES * r);
 #pragma GCC unroll 6
                 for (int t = 0; t < nt; t++) f[t][r] = v_mul(v_cvt(i[t][r]), d);
             }
-            group_sum(i, w, r0, p, t0, nt, 8 * b + 4, 4, wide, biased ? p->off16[2 * b + 1] : 0, narrow);
+            group_sum(i, w, r0, p, t0, nt, 8 * b + 4, 4, wide, biased ? p->off16[2 * b + 1] : 0, bits);
             for (int r = 0; r < NR; r++) {
                 VF d = v_loadf(w->d[2 * b + 1] + r0 + LANES * r);
 #pragma GCC unroll 6

@@ -10,6 +10,7 @@
 #define NR 2
 #define NT32 6
 #define NT16 3
+#define SIGNED_BYTES 0
 #define VI __m512i
 #define VF __m512
 #define v_set1i(x) _mm512_set1_epi32(x)
@@ -33,8 +34,8 @@ static inline __attribute__((always_inline)) int32_t load32(const void *p) {
 // acc[t][r] += unsigned bytes of w times signed bytes of x. vpdpbusd does not saturate: 32 columns reach at
 // most 32 * 255 * 127 = 1,036,320, the bias takes it back to 32 * 128 * 127.
 static inline __attribute__((always_inline)) void vnni_sum8(__m512i acc[][NR], const uint8_t *w, const int8_t *x,
-                                                            int steps, int nt, int narrow) {
-    (void)narrow;
+                                                            int steps, int nt, int bits) {
+    (void)bits;
 #pragma GCC unroll 8
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
         __m512i w0 = _mm512_load_si512(w), w1 = _mm512_load_si512(w + 64);
@@ -50,8 +51,8 @@ static inline __attribute__((always_inline)) void vnni_sum8(__m512i acc[][NR], c
 // The same with 16-bit activations: bytes 0 and 2, then 1 and 3 of each group widened. At most
 // 32 * 255 * 16383 = 133,685,280.
 static inline __attribute__((always_inline)) void vnni_sum16(__m512i acc[][NR], const uint8_t *w, const int16_t *x,
-                                                             int steps, int nt, int narrow) {
-    (void)narrow;
+                                                             int steps, int nt, int bits) {
+    (void)bits;
     const __m512i low = _mm512_set1_epi16(0xFF);
 #pragma GCC unroll 8
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
