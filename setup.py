@@ -109,7 +109,7 @@ def fresh(obj, stamp, line):
         made = obj.stat().st_mtime
         deps = obj.with_suffix(".d").read_text().replace("\\\n", " ").split(":", 1)[1].split()
         return all(os.stat(d).st_mtime <= made for d in deps)
-    except OSError:
+    except (OSError, IndexError):  # IndexError: the dependency file was cut short
         return False
 
 
