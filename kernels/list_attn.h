@@ -19,5 +19,14 @@ RL_ATTN_TYPE_REF(RL_Q8_0, q8_0, RL_ACT_Q16)
 RL_ATTN(rl_attn_mul_k_fn, rl_attn_mulk_ref, RL_TYPE_NONE, 0, ref, "mul.k")
 RL_ATTN(rl_attn_mul_v_fn, rl_attn_mulv_ref, RL_TYPE_NONE, 0, ref, "mul.v")
 RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_ref, RL_TYPE_NONE, 0, ref, "softmax")
+RL_X86(
+RL_ATTN(rl_attn_k_fn, rl_attn_k_f32_tile_avx512, RL_F32, RL_ACT_F32, avx512, "k.tile")
+RL_ATTN(rl_attn_v_fn, rl_attn_v_f32_tile_avx512, RL_F32, 0, avx512, "v.tile")
+RL_ATTN(rl_attn_k_fn, rl_attn_k_f16_tile_avx512, RL_F16, RL_ACT_F32, avx512, "k.tile")
+RL_ATTN(rl_attn_v_fn, rl_attn_v_f16_tile_avx512, RL_F16, 0, avx512, "v.tile")
+RL_ATTN(rl_attn_k_fn, rl_attn_k_q8_0_tile_avx512, RL_Q8_0, RL_ACT_Q16, avx512, "k.tile")
+RL_ATTN(rl_attn_v_fn, rl_attn_v_q8_0_tile_avx512, RL_Q8_0, 0, avx512, "v.tile")
+RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_avx512, RL_TYPE_NONE, 0, avx512, "softmax")
+)
 #undef RL_ATTN_TYPE_REF
 #undef RL_ATTN
