@@ -6,8 +6,11 @@
 #include <numpy/arrayobject.h>
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/clock.h"
 #include "py/kernels.h"
 #include "run/attention.h"
 
@@ -163,7 +166,132 @@ static PyObject *attention_kernels(PyObject *module, PyObject *args) {
     return list;
 }
 
+// ---- timing: what bench/attention.py calls ----
+
+typedef struct {
+    rl_attention_args args;
+    size_t n_layer, repeats;
+    bool read_only;
+    double *seconds;
+    atomic_ullong sink;
+} timing;
+
+typedef uint64_t lane __attribute__((vector_size(16)));
+
+static uint64_t read_bytes(const void *data, size_t n) {
+    const lane *x = data; // pages are aligned to 64 bytes
+    lane a = {0}, b = {0}, c = {0}, d = {0};
+    for (size_t i = 0; i + 8 <= n / sizeof *x; i += 8) {
+        __builtin_prefetch(x + i + 128, 0, 2);
+        __builtin_prefetch(x + i + 132, 0, 2);
+        a += x[i] + x[i + 4];
+        b += x[i + 1] + x[i + 5];
+        c += x[i + 2] + x[i + 6];
+        d += x[i + 3] + x[i + 7];
+    }
+    a += b + c + d;
+    return a[0] + a[1];
+}
+
+// Reads this thread's share of a layer's pages, in the order they lie: the ceiling for the same bytes.
+static uint64_t read_pages(const rl_kv *kv, size_t layer, int ith, int nth) {
+    size_t n = rl_kv_n_pages(kv, layer), p0, p1;
+    uint64_t sum = 0;
+    rl_split(n, 1, ith, nth, &p0, &p1);
+    for (size_t p = p0; p < p1; p++) {
+        size_t k_bytes, v_bytes;
+        const uint8_t *page = rl_kv_page(kv, layer, p, false, &k_bytes);
+        rl_kv_page(kv, layer, p, true, &v_bytes); // V lies right behind K
+        if (page) sum += read_bytes(page, k_bytes + v_bytes);
+    }
+    return sum;
+}
+
+static void timing_fn(void *arg, rl_team *team, int ith) {
+    timing *t = arg;
+    rl_attention_args a = t->args;
+    for (size_t i = 0; i <= t->repeats; i++) { // the first walk warms up
+        uint64_t start = rl_clock_ns(), sum = 0;
+        for (size_t layer = 0; layer < t->n_layer; layer++) {
+            a.layer = layer;
+            if (t->read_only)
+                sum += read_pages(a.kv, layer, ith, rl_team_size(team));
+            else if (!rl_attention_run(team, ith, &a))
+                return;
+            if (!rl_team_barrier(team, ith)) return;
+        }
+        if (t->read_only) atomic_fetch_add(&t->sink, sum);
+        if (ith == 0 && i > 0) t->seconds[i - 1] = (double)(rl_clock_ns() - start) * 1e-9;
+    }
+}
+
+static PyObject *attention_time(PyObject *module, PyObject *args) {
+    PyObject *q_obj, *kv_obj, *isa = Py_None, *kernels = Py_None, *out = NULL;
+    int threads, read_only;
+    Py_ssize_t repeats;
+    if (!PyArg_ParseTuple(args, "OOinp|OO:_attention_time", &q_obj, &kv_obj, &threads, &repeats, &read_only, &isa,
+                          &kernels))
+        return NULL;
+    rl_state *st = rl_state_of_module(module);
+    rl_dispatch d;
+    if (threads < 1 || threads > RL_MAX_THREADS || repeats < 1 || repeats > 1000000)
+        return PyErr_Format(PyExc_ValueError, "threads %d, repeats %zd", threads, repeats);
+    if (rl_py_dispatch(st, isa, kernels, &d) < 0) return NULL;
+    rl_kv *kv = rl_py_kvcache_acquire(st, kv_obj);
+    if (!kv) return NULL;
+    PyArrayObject *q = (PyArrayObject *)PyArray_FROM_OTF(q_obj, NPY_FLOAT32, NPY_ARRAY_IN_ARRAY);
+    const rl_kv_config *c = rl_kv_config_of(kv);
+    const rl_kv_layer_config *l = &c->layers[0];
+    float *result = NULL;
+    double *seconds = NULL;
+    void *scratch = NULL;
+    if (!q || check_shape(q, kv, 0) < 0) goto done;
+    size_t n_tok = (size_t)PyArray_DIM(q, 0), n_head = (size_t)PyArray_DIM(q, 1);
+    result = malloc(n_tok * n_head * l->dim_v * sizeof *result);
+    seconds = malloc((size_t)repeats * sizeof *seconds);
+    if (!result || !seconds ||
+        posix_memalign(&scratch, 64, rl_attention_scratch(c, n_head, n_tok, rl_kv_length(kv), threads) + 64) != 0) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    timing t = {.args = {.kv = kv,
+                         .d = &d,
+                         .q = PyArray_DATA(q),
+                         .ld_q = n_head * l->dim_k,
+                         .out = result,
+                         .ld_out = n_head * l->dim_v,
+                         .n_tok = n_tok,
+                         .n_head = n_head,
+                         .pos0 = rl_kv_length(kv) - n_tok,
+                         .scale = 1.0f / sqrtf((float)l->dim_k),
+                         .causal = true,
+                         .scratch = scratch},
+                .n_layer = c->n_layer,
+                .repeats = (size_t)repeats,
+                .read_only = read_only,
+                .seconds = seconds};
+    if (rl_py_run(st, timing_fn, &t, threads) == 0) {
+        out = PyList_New(repeats);
+        for (Py_ssize_t i = 0; out && i < repeats; i++) {
+            PyObject *x = PyFloat_FromDouble(seconds[i]);
+            if (!x) Py_CLEAR(out);
+            if (out) PyList_SET_ITEM(out, i, x);
+        }
+    }
+done:
+    rl_py_kvcache_release(kv_obj);
+    Py_XDECREF(q);
+    free(result);
+    free(seconds);
+    free(scratch);
+    return out;
+}
+
 static PyMethodDef functions[] = {
+    {"_attention_time", attention_time, METH_VARARGS,
+     "_attention_time($module, q, kv, threads, repeats, read_only, isa=None, kernels=None, /)\n--\n\n"
+     "Seconds of each of `repeats` walks of attention over all layers of a KVCache, in one parallel region after\n"
+     "one walk to warm up; read_only: of reading the same pages and nothing else."},
     {"_attention_kernels", attention_kernels, METH_VARARGS,
      "_attention_kernels($module, kv, tokens, isa=None, kernels=None, /)\n--\n\n"
      "Names of the kernels that attention over this cache runs for so many tokens."},

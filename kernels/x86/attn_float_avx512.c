@@ -16,7 +16,7 @@ INLINE __m512 load16(const uint8_t *p, const int half) {
 }
 
 INLINE void ahead(const uint8_t *next, size_t at) {
-    if (next) _mm_prefetch((const char *)next + at, _MM_HINT_T0);
+    if (next) _mm_prefetch((const char *)next + at, _MM_HINT_T1);
 }
 
 INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq, const int half) {
@@ -36,8 +36,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq, const int h
                 odd[r] = _mm512_fmadd_ps(y, _mm512_set1_ps(q[(size_t)r * a->ld_q + i + 1]), odd[r]);
             }
         }
-        for (int r = 0; r < nq; r++)
-            _mm512_storeu_ps(a->s + (r0 + (size_t)r) * 64 + t, _mm512_add_ps(even[r], odd[r]));
+        for (int r = 0; r < nq; r++) _mm512_storeu_ps(a->s + (r0 + (size_t)r) * 64 + t, _mm512_add_ps(even[r], odd[r]));
     }
 }
 
@@ -49,7 +48,8 @@ INLINE void v_lines(const rl_attn_v_args *a, size_t r0, size_t i, const int nq, 
     for (int r = 0; r < nq; r++) {
         __m512 corr = _mm512_set1_ps(a->corr[r0 + (size_t)r]);
         for (int j = 0; j < nl; j++)
-            acc[r][j] = _mm512_mul_ps(_mm512_loadu_ps(a->acc + (r0 + (size_t)r) * a->ld_acc + i + 16 * (size_t)j), corr);
+            acc[r][j] =
+                _mm512_mul_ps(_mm512_loadu_ps(a->acc + (r0 + (size_t)r) * a->ld_acc + i + 16 * (size_t)j), corr);
     }
     for (size_t t = 0; t < a->n_tok; t++) {
         __m512 x[4];
@@ -77,14 +77,30 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq, const int h
 
 #define BY_ROWS(f, a, half)                                                                                            \
     for (size_t r = 0; r < (a)->nq; r += 8) switch ((a)->nq - r) {                                                     \
-        case 1: f(a, r, 1, half); break;                                                                               \
-        case 2: f(a, r, 2, half); break;                                                                               \
-        case 3: f(a, r, 3, half); break;                                                                               \
-        case 4: f(a, r, 4, half); break;                                                                               \
-        case 5: f(a, r, 5, half); break;                                                                               \
-        case 6: f(a, r, 6, half); break;                                                                               \
-        case 7: f(a, r, 7, half); break;                                                                               \
-        default: f(a, r, 8, half); break;                                                                              \
+        case 1:                                                                                                        \
+            f(a, r, 1, half);                                                                                          \
+            break;                                                                                                     \
+        case 2:                                                                                                        \
+            f(a, r, 2, half);                                                                                          \
+            break;                                                                                                     \
+        case 3:                                                                                                        \
+            f(a, r, 3, half);                                                                                          \
+            break;                                                                                                     \
+        case 4:                                                                                                        \
+            f(a, r, 4, half);                                                                                          \
+            break;                                                                                                     \
+        case 5:                                                                                                        \
+            f(a, r, 5, half);                                                                                          \
+            break;                                                                                                     \
+        case 6:                                                                                                        \
+            f(a, r, 6, half);                                                                                          \
+            break;                                                                                                     \
+        case 7:                                                                                                        \
+            f(a, r, 7, half);                                                                                          \
+            break;                                                                                                     \
+        default:                                                                                                       \
+            f(a, r, 8, half);                                                                                          \
+            break;                                                                                                     \
         }
 
 void rl_attn_k_f32_tile_avx512(const rl_attn_k_args *a) {
@@ -96,9 +112,7 @@ void rl_attn_k_f16_tile_avx512(const rl_attn_k_args *a) {
 void rl_attn_v_f32_tile_avx512(const rl_attn_v_args *a) {
     BY_ROWS(v_rows, a, 0)
 }
-void rl_attn_v_f16_tile_avx512(const rl_attn_v_args *a) {
-    BY_ROWS(v_rows, a, 1)
-}
+void rl_attn_v_f16_tile_avx512(const rl_attn_v_args *a){BY_ROWS(v_rows, a, 1)}
 
 // exp for x <= 0 and NaN, within 2 units in the last place; 0 below -104.
 INLINE __m512 exp16(__m512 x) {

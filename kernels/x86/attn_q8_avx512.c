@@ -23,7 +23,7 @@ INLINE __m512i pair(const int16_t *p) {
 
 INLINE void prefetch_rest(const rl_attn_side *s, const uint8_t *next) {
     if (!next) return;
-    for (size_t i = s->scales; i < s->head; i += 64) _mm_prefetch((const char *)next + i, _MM_HINT_T0);
+    for (size_t i = s->scales; i < s->head; i += 64) _mm_prefetch((const char *)next + i, _MM_HINT_T1);
 }
 
 INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
@@ -42,7 +42,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
                 __m512i x = _mm512_loadu_si512(k);
                 k += 64;
                 if (next) {
-                    _mm_prefetch((const char *)next, _MM_HINT_T0);
+                    _mm_prefetch((const char *)next, _MM_HINT_T1);
                     next += 64;
                 }
                 __m512i lo = _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8), hi = _mm512_srai_epi16(x, 8);
@@ -71,19 +71,33 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
 
 #define BY_ROWS(f, a)                                                                                                  \
     for (size_t r = 0; r < (a)->nq; r += 8) switch ((a)->nq - r) {                                                     \
-        case 1: f(a, r, 1); break;                                                                                     \
-        case 2: f(a, r, 2); break;                                                                                     \
-        case 3: f(a, r, 3); break;                                                                                     \
-        case 4: f(a, r, 4); break;                                                                                     \
-        case 5: f(a, r, 5); break;                                                                                     \
-        case 6: f(a, r, 6); break;                                                                                     \
-        case 7: f(a, r, 7); break;                                                                                     \
-        default: f(a, r, 8); break;                                                                                    \
+        case 1:                                                                                                        \
+            f(a, r, 1);                                                                                                \
+            break;                                                                                                     \
+        case 2:                                                                                                        \
+            f(a, r, 2);                                                                                                \
+            break;                                                                                                     \
+        case 3:                                                                                                        \
+            f(a, r, 3);                                                                                                \
+            break;                                                                                                     \
+        case 4:                                                                                                        \
+            f(a, r, 4);                                                                                                \
+            break;                                                                                                     \
+        case 5:                                                                                                        \
+            f(a, r, 5);                                                                                                \
+            break;                                                                                                     \
+        case 6:                                                                                                        \
+            f(a, r, 6);                                                                                                \
+            break;                                                                                                     \
+        case 7:                                                                                                        \
+            f(a, r, 7);                                                                                                \
+            break;                                                                                                     \
+        default:                                                                                                       \
+            f(a, r, 8);                                                                                                \
+            break;                                                                                                     \
         }
 
-void rl_attn_k_q8_0_tile_avx512(const rl_attn_k_args *a) {
-    BY_ROWS(k_rows, a)
-}
+void rl_attn_k_q8_0_tile_avx512(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
 
 // Weights of one row times the scales of one group, as int16 of a common step; every four (0 2 1 3).
 INLINE float weights16(const float *p, const float *scales, __mmask64 used, int16_t *out) {
@@ -97,8 +111,8 @@ INLINE float weights16(const float *p, const float *scales, __mmask64 used, int1
     }
     float top = _mm512_reduce_max_ps(max);
     float inv = top > 0x1p-100f ? 32767.0f / top : 0.0f;
-    const __m256i order = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     for (int i = 0; i < 4; i++) {
         __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(w[i], _mm512_set1_ps(inv)));
         __m256i h = _mm256_shuffle_epi8(_mm512_cvtsepi32_epi16(n), order);
@@ -125,8 +139,8 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
             __m512i a0 = _mm512_loadu_si512(v + t * stride);
             __m512i lo0 = _mm512_srai_epi16(_mm512_slli_epi16(a0, 8), 8), hi0 = _mm512_srai_epi16(a0, 8);
             if (next) {
-                _mm_prefetch((const char *)next + g * 128 + t * stride, _MM_HINT_T0);
-                if (two) _mm_prefetch((const char *)next + g * 128 + t * stride + 64, _MM_HINT_T0);
+                _mm_prefetch((const char *)next + g * 128 + t * stride, _MM_HINT_T1);
+                if (two) _mm_prefetch((const char *)next + g * 128 + t * stride + 64, _MM_HINT_T1);
             }
             for (int r = 0; r < nq; r++) {
                 x0[r] = _mm512_dpwssd_epi32(x0[r], lo0, pair(w[r] + 4 * t));
@@ -144,8 +158,8 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
         for (int r = 0; r < nq; r++) {
             float *acc = a->acc + (r0 + (size_t)r) * a->ld_acc + g * 32;
             __m512 corr = _mm512_set1_ps(a->corr[r0 + (size_t)r]), by = _mm512_set1_ps(step[r]);
-            _mm512_storeu_ps(acc, _mm512_fmadd_ps(_mm512_cvtepi32_ps(x0[r]), by,
-                                                  _mm512_mul_ps(_mm512_loadu_ps(acc), corr)));
+            _mm512_storeu_ps(acc,
+                             _mm512_fmadd_ps(_mm512_cvtepi32_ps(x0[r]), by, _mm512_mul_ps(_mm512_loadu_ps(acc), corr)));
             if (two)
                 _mm512_storeu_ps(acc + 16, _mm512_fmadd_ps(_mm512_cvtepi32_ps(x1[r]), by,
                                                            _mm512_mul_ps(_mm512_loadu_ps(acc + 16), corr)));

@@ -223,6 +223,16 @@ def attention(
     isa: Optional[str] = None,
     kernels: Optional[str] = None,
 ) -> Any: ...
+def _attention_time(
+    q: Any,
+    kv: KVCache,
+    threads: int,
+    repeats: int,
+    read_only: bool,
+    isa: Optional[str] = None,
+    kernels: Optional[str] = None,
+    /,
+) -> list[float]: ...
 def _attention_kernels(
     kv: KVCache, tokens: int, isa: Optional[str] = None, kernels: Optional[str] = None, /
 ) -> list[str]: ...
