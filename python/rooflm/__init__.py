@@ -29,11 +29,16 @@ _LAZY = {
     "FetchError": "rooflm.fetching",
     "kernels": "rooflm._kernels",
     "linear": "rooflm._kernels",
+    "Model": "rooflm.model",
+    "Session": "rooflm.model",
+    "perplexity": "rooflm.quality",
 }
 
 if _TYPE_CHECKING:
     from rooflm._kernels import kernels, linear
     from rooflm.fetching import FetchError, fetch
+    from rooflm.model import Model, Session
+    from rooflm.quality import perplexity
 
 __all__ = [
     "GGUF",
@@ -45,6 +50,8 @@ __all__ = [
     "FormatError",
     "KernelUnavailable",
     "Sampler",
+    "Model",
+    "Session",
     "SessionBusy",
     "Tensor",
     "Tokenizer",
@@ -52,6 +59,7 @@ __all__ = [
     "fetch",
     "kernels",
     "linear",
+    "perplexity",
 ]
 
 

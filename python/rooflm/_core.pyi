@@ -325,3 +325,66 @@ class Tokenizer:
 class Decoder:
     def feed(self, id: int, /) -> str: ...
     def flush(self) -> str: ...
+class Model:
+    def __init__(self, file: Any, *, load: str = "auto") -> None: ...
+    gguf: GGUF
+    arch: str
+    tokenizer: Any
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    head_dim: int
+    n_head: int
+    n_head_kv: int
+    hparams: dict[str, Any]
+    notes: list[str]
+    weight_bytes_per_token: int
+    def taps(self) -> list[dict[str, Any]]: ...
+
+class Session:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 4096,
+        kv: str = "f16",
+        n_threads: Optional[int] = None,
+        n_batch: int = 512,
+        compute: str = "auto",
+        cpus: Optional[list[int]] = None,
+        kernel: Optional[str] = None,
+        layout: str = "tile",
+        rope_base: float = 0.0,
+        isa: Optional[str] = None,
+    ) -> None: ...
+    model: Model
+    n_past: int
+    n_ctx: int
+    n_batch: int
+    n_threads: int
+    scratch_nbytes: int
+    kv_nbytes: int
+    compute: str
+    kv_type: str
+    isa: str
+    tokens: np.ndarray
+    kv: tuple[Any, ...]
+    def eval(
+        self, tokens: Any, logits: Union[str, slice] = "last", out: Optional[np.ndarray] = None
+    ) -> Optional[np.ndarray]: ...
+    def logprobs(
+        self, tokens: Any, *, top: int = 0, start: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+    def rewind(self, n: int, /) -> None: ...
+    def fork(self) -> Session: ...
+    def save(self, path: Any, /) -> None: ...
+    def load(self, path: Any, /) -> None: ...
+    def close(self) -> None: ...
+    def kernels(self, n_tokens: int = 1, /) -> list[dict[str, Any]]: ...
+    def _set_taps(self, wanted: Any, /) -> None: ...
+    def _take_taps(self) -> dict[str, np.ndarray]: ...
+    def _trace_start(self, capacity: int, /) -> None: ...
+    def _trace_take(self) -> tuple[list[tuple[Any, ...]], int]: ...
+    @classmethod
+    def _step_many(cls, sessions: Any, tokens: Any, /) -> np.ndarray: ...

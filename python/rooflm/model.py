@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 DEFAULT_N_CTX = 4096
-TapKey = tuple[Optional[int], str]  # layer (None: of the whole model) and point
 
 
 class LogProbs(NamedTuple):
@@ -44,7 +43,7 @@ class LogProbs(NamedTuple):
 class Operations(list[dict[str, Any]]):
     """A list of records that prints as a table."""
 
-    columns = ("layer", "op", "type", "kernel", "isa", "family")
+    columns = ("layer", "op", "type", "kernel", "isa", "tensor")
 
     def __repr__(self) -> str:
         return table(self, self.columns)
@@ -128,11 +127,7 @@ class Model:
     def taps(self) -> list[dict[str, Any]]:
         """What Session.capture can take: a list of records with name, shape and dtype. In a shape None stands for the
         tokens evaluated, and for the positions attended to."""
-        out = []
-        for layer, point, width in self._c._tap_points():
-            shape = (None, width) if width else (None, self.hparams["n_head"][layer], None)
-            out.append({"name": tap_name((layer, point)), "shape": shape, "dtype": "float32"})
-        return out
+        return self._c.taps()
 
     def __repr__(self) -> str:
         return (
@@ -143,12 +138,6 @@ class Model:
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in self.hparams.items())
         return f"<table>{rows}</table>"
-
-
-def tap_name(key: TapKey) -> str:
-    """ "blk.3.resid_post", or the point alone where it belongs to the whole model."""
-    layer, point = key
-    return point if layer is None else f"blk.{layer}.{point}"
 
 
 def cpu_list(cpus: Union[None, str, Sequence[int]]) -> Optional[list[int]]:
@@ -250,9 +239,9 @@ class Session:
     scratch_nbytes = property(lambda self: self._c.scratch_nbytes, doc="Bytes of working memory, reserved at once.")
 
     def kernels(self, n_tokens: int = 1) -> Operations:
-        """What runs when n_tokens are evaluated at once: one record per matrix with layer (-1 for those outside the
-        layers), op, type of the weights, kernel, isa and family ("rows" or "tile")."""
-        return Operations(dict(zip(Operations.columns, row)) for row in self._c._ops(n_tokens))
+        """What runs when n_tokens are evaluated at once: one record per matrix with layer (None outside the
+        layers), op, type of the weights, kernel, isa and tensor."""
+        return Operations(self._c.kernels(n_tokens))
 
     # ---- evaluation ----
 
@@ -361,16 +350,16 @@ class Session:
 
         Names are those of Model.taps(); patterns as in fnmatch. A pattern that matches nothing is a ValueError.
         """
-        known = {tap_name((layer, point)): (layer, point) for layer, point, _ in self.model._c._tap_points()}
-        wanted: dict[str, TapKey] = {}
+        known = [t["name"] for t in self.model.taps()]
+        wanted: dict[str, None] = {}  # in the order asked for, each once
         for pattern in patterns or ("*",):
             hits = fnmatch.filter(known, pattern)
             if not hits:
                 near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
-                shown = ", ".join(near or list(known)[:3])
+                shown = ", ".join(near or known[:3])
                 raise ValueError(f"no tap matches {pattern!r}; Model.taps() lists them, such as {shown}")
-            wanted.update((h, known[h]) for h in hits)
-        return Capture(self, wanted)
+            wanted.update(dict.fromkeys(hits))
+        return Capture(self, list(wanted))
 
     def __repr__(self) -> str:
         if self._open is None:
@@ -385,16 +374,15 @@ class Capture(Mapping[str, np.ndarray]):
     """What Session.capture() collects: arrays by tap name, one row per token evaluated since it began. Attention
     weights are (tokens, heads, positions), zero beyond each token's own positions."""
 
-    def __init__(self, session: Session, wanted: dict[str, TapKey]) -> None:
+    def __init__(self, session: Session, wanted: list[str]) -> None:
         self._session = session
         self._wanted = wanted
-        self._names = {tuple(key): name for name, key in wanted.items()}
         self._arrays: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> Capture:
         if self._session._capture is not None:
             raise _core.Error("this session is already capturing; use one capture with several patterns")
-        self._begin()
+        self._session._c._set_taps(self._wanted)
         self._session._capture = self
         return self
 
@@ -407,24 +395,19 @@ class Capture(Mapping[str, np.ndarray]):
         self._session._capture = None
         if self._session._open is not None:
             self._collect()
-
-    def _begin(self) -> None:
-        self._session._c._set_taps([tuple(key) for key in self._wanted.values()])
+            self._session._open._set_taps([])
 
     def _collect(self) -> None:
-        """Moves what the extension has gathered into our arrays; that ends its gathering."""
-        for key, fresh in self._session._c._take_taps().items():
-            name = self._names[key]
-            if len(fresh):
-                have = self._arrays.get(name)
-                self._arrays[name] = fresh if have is None else np.concatenate(_same_width(have, fresh))
+        """Moves what the extension has gathered into our arrays."""
+        for name, fresh in self._session._c._take_taps().items():
+            have = self._arrays.get(name)
+            self._arrays[name] = fresh if have is None else np.concatenate(_same_width(have, fresh))
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._wanted:
             raise KeyError(name)
-        if self._session._capture is self:  # still open: take what is there and go on
+        if self._session._capture is self:  # still open: take what is there
             self._collect()
-            self._begin()
         if name not in self._arrays:
             raise KeyError(f"{name}: nothing was evaluated inside this capture")
         return self._arrays[name]

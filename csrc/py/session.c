@@ -1,0 +1,839 @@
+// SPDX-License-Identifier: Apache-2.0
+// rooflm._core.Session: life, state, evaluation. Logits that are streamed instead of returned are in logprobs.c.
+#define _GNU_SOURCE
+#include "py/session.h"
+
+#include <sched.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+#include <stdio.h>
+
+#include "py/kernels.h"
+#include "py/kvcache.h"
+
+// ---- shared helpers ----
+
+int rl_py_session_enter(rl_state *st, py_session *s) {
+    if (!s->s) {
+        PyErr_SetString(PyExc_ValueError, "the session is closed");
+        return -1;
+    }
+    if (atomic_flag_test_and_set_explicit(&s->busy, memory_order_acquire)) {
+        PyErr_SetString(st->SessionBusy, "the session is computing in another thread; give each thread a session of "
+                                         "its own (model.session() or session.fork())");
+        return -1;
+    }
+    return 0;
+}
+
+void rl_py_session_leave(py_session *s) {
+    atomic_flag_clear_explicit(&s->busy, memory_order_release);
+}
+
+PyObject *rl_py_token_array(PyObject *tokens) {
+    PyObject *any = PyArray_FROM_O(tokens);
+    if (!any) return NULL;
+    PyArrayObject *a = (PyArrayObject *)any;
+    bool empty = PyArray_SIZE(a) == 0;
+    if (PyArray_NDIM(a) > 1 || !(PyArray_ISINTEGER(a) || empty)) {
+        PyErr_Format(PyExc_TypeError, "tokens must be a one-dimensional sequence of integers (use tokenizer.encode for "
+                                      "text)");
+        Py_DECREF(any);
+        return NULL;
+    }
+    PyObject *wide = PyArray_FROMANY(any, NPY_INT64, 0, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST);
+    Py_DECREF(any);
+    if (!wide) return NULL;
+    npy_intp n = PyArray_SIZE((PyArrayObject *)wide);
+    PyObject *out = PyArray_SimpleNew(1, &n, NPY_INT32);
+    const int64_t *in = PyArray_DATA((PyArrayObject *)wide);
+    int32_t *ids = out ? PyArray_DATA((PyArrayObject *)out) : NULL;
+    for (npy_intp i = 0; out && i < n; i++) {
+        if (in[i] < 0 || in[i] > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "token %zd is %lld: ids are not negative and below the vocabulary size",
+                         (Py_ssize_t)i, (long long)in[i]);
+            Py_CLEAR(out);
+            break;
+        }
+        ids[i] = (int32_t)in[i];
+    }
+    Py_DECREF(wide);
+    return out;
+}
+
+static rl_state *state_of(py_session *self) {
+    return rl_state_of_type(Py_TYPE(self));
+}
+
+typedef struct gil {
+    PyThreadState *saved;
+} gil;
+
+static bool poll_signals(void *arg) {
+    gil *g = arg;
+    PyEval_RestoreThread(g->saved);
+    bool stop = PyErr_CheckSignals() < 0;
+    g->saved = PyEval_SaveThread();
+    return stop;
+}
+
+// ---- life ----
+
+static py_session *alloc(PyTypeObject *type, py_model *model) {
+    py_session *self = (py_session *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    atomic_flag_clear(&self->busy);
+    self->model = (py_model *)Py_NewRef((PyObject *)model);
+    return self;
+}
+
+static int cpu_list(PyObject *cpus, int n_threads, int *out) {
+    PyObject *seq = PySequence_Fast(cpus, "cpus must be a sequence of CPU numbers");
+    if (!seq) return -1;
+    int rc = 0;
+    if (PySequence_Fast_GET_SIZE(seq) != n_threads) {
+        PyErr_Format(PyExc_ValueError, "cpus names %zd CPUs for %d threads", PySequence_Fast_GET_SIZE(seq), n_threads);
+        rc = -1;
+    }
+    for (int i = 0; rc == 0 && i < n_threads; i++) {
+        long v = PyLong_AsLong(PySequence_Fast_GET_ITEM(seq, i));
+        if (v < 0 || v > 4095) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "CPU %ld is out of range", v);
+            rc = -1;
+        }
+        out[i] = (int)v;
+    }
+    Py_DECREF(seq);
+    return rc;
+}
+
+static int kv_layout(const char *name, rl_kv_layout *out) {
+    static const char *const names[] = {[RL_KV_TILE] = "tile", [RL_KV_TOKEN] = "token", [RL_KV_HEAD] = "head"};
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(names[i], name)) {
+            *out = (rl_kv_layout)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "layout is '%.40s': it must be tile, token or head", name);
+    return -1;
+}
+
+// None: every CPU this process may use.
+static int thread_count(PyObject *o) {
+    if (o == Py_None) {
+        cpu_set_t set;
+        int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+        return n < 1 ? 1 : n > RL_MAX_THREADS ? RL_MAX_THREADS : n;
+    }
+    long n = PyLong_AsLong(o);
+    if (n >= 1 && n <= RL_MAX_THREADS) return (int)n;
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "n_threads is %ld: it must be 1 to %d", n, RL_MAX_THREADS);
+    return -1;
+}
+
+static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"model", "n_ctx",  "kv",     "n_threads", "n_batch", "compute",
+                            "cpus",  "kernel", "layout", "rope_base", "isa",     NULL};
+    rl_state *st = rl_state_of_type(type);
+    py_model *model;
+    Py_ssize_t n_ctx = 4096, n_batch = 512;
+    PyObject *threads = Py_None;
+    const char *kv = "f16", *compute = "auto", *kernel = NULL, *layout = "tile";
+    PyObject *cpus = Py_None, *isa = Py_None;
+    double rope_base = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdO:Session", names, st->ModelType, &model, &n_ctx, &kv,
+                                     &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa))
+        return NULL;
+    int n_threads = thread_count(threads);
+    if (n_threads < 0) return NULL;
+    rl_engine_opts o = {.n_threads = n_threads, .kernel = kernel, .rope_base = rope_base};
+    if (n_ctx < 1 || n_batch < 1) {
+        PyErr_Format(PyExc_ValueError, "n_ctx %zd and n_batch %zd must be positive", n_ctx, n_batch);
+        return NULL;
+    }
+    if (!(rope_base >= 0)) {
+        PyErr_SetString(PyExc_ValueError, "rope_base must be positive, or 0 for the file's own");
+        return NULL;
+    }
+    o.n_ctx = (size_t)n_ctx;
+    o.n_batch = (size_t)n_batch;
+    int pinned[RL_MAX_THREADS];
+    if (rl_py_kv_parse(kv, &o.type_k, &o.type_v) < 0 || rl_py_compute(compute, &o.compute) < 0 ||
+        kv_layout(layout, &o.layout) < 0 || rl_py_dispatch(st, isa, Py_None, &o.dispatch) < 0 ||
+        !(o.pool = rl_state_pool(st)))
+        return NULL;
+    if (cpus != Py_None) {
+        if (cpu_list(cpus, n_threads, pinned) < 0) return NULL;
+        o.cpus = pinned;
+    }
+    rl_err err;
+    rl_err_clear(&err);
+    rl_engine *engine = NULL;
+    py_session *self = NULL;
+    if (rl_engine_create(&engine, model->model, &o, &err) != RL_OK) {
+        rl_raise(st, &err);
+    } else if ((self = alloc(type, model))) {
+        if (rl_session_create(&self->s, engine, &err) != RL_OK) {
+            rl_raise(st, &err);
+            Py_CLEAR(self);
+        }
+    }
+    rl_engine_release(engine);
+    return (PyObject *)self;
+}
+
+static int session_traverse(py_session *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->model);
+    return 0;
+}
+
+static int session_clear(py_session *self) {
+    Py_CLEAR(self->model);
+    return 0;
+}
+
+static void free_content(py_session *self) {
+    rl_py_capture_free(self->capture);
+    self->capture = NULL;
+    rl_session_free(self->s);
+    self->s = NULL;
+    PyMem_RawFree(self->trace.events);
+    self->trace = (rl_trace){0};
+}
+
+static void session_dealloc(py_session *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    free_content(self);
+    session_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *session_close(py_session *self, PyObject *unused) {
+    (void)unused;
+    if (!self->s) Py_RETURN_NONE;
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    free_content(self);
+    rl_py_session_leave(self);
+    Py_RETURN_NONE;
+}
+
+// ---- evaluation ----
+
+// Which tokens want logits, from "last", "all", "none" or a slice. *one_row: the result is 1-D.
+static int parse_logits(PyObject *spec, Py_ssize_t n, rl_eval *ev, bool *one_row) {
+    *one_row = false;
+    ev->first = 0;
+    ev->step = 1;
+    ev->n_out = 0;
+    if (PySlice_Check(spec)) {
+        Py_ssize_t start, stop, step;
+        if (PySlice_Unpack(spec, &start, &stop, &step) < 0) return -1;
+        if (step < 1) {
+            PyErr_SetString(PyExc_ValueError, "logits takes a slice with a positive step");
+            return -1;
+        }
+        ev->n_out = (size_t)PySlice_AdjustIndices(n, &start, &stop, step);
+        ev->first = (size_t)start;
+        ev->step = (size_t)step;
+        return 0;
+    }
+    if (PyUnicode_Check(spec)) {
+        if (PyUnicode_CompareWithASCIIString(spec, "none") == 0) return 0;
+        if (PyUnicode_CompareWithASCIIString(spec, "all") == 0) {
+            ev->n_out = (size_t)n;
+            return 0;
+        }
+        if (PyUnicode_CompareWithASCIIString(spec, "last") == 0) {
+            ev->first = (size_t)(n - 1);
+            ev->n_out = 1;
+            *one_row = true;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "logits is %R: it must be 'last', 'all', 'none' or a slice of the tokens", spec);
+    return -1;
+}
+
+// The array to write logits into: the caller's, checked, or a new one.
+static PyObject *logits_array(PyObject *out, size_t rows, size_t vocab, bool one_row) {
+    npy_intp dims[2] = {(npy_intp)rows, (npy_intp)vocab};
+    if (out == Py_None) return PyArray_SimpleNew(one_row ? 1 : 2, one_row ? dims + 1 : dims, NPY_FLOAT32);
+    PyArrayObject *a = (PyArrayObject *)out;
+    bool fits = PyArray_Check(out) && PyArray_TYPE(a) == NPY_FLOAT32 && PyArray_ISCARRAY(a) &&
+                (one_row ? PyArray_NDIM(a) == 1 && PyArray_DIM(a, 0) == dims[1]
+                         : PyArray_NDIM(a) == 2 && PyArray_DIM(a, 0) == dims[0] && PyArray_DIM(a, 1) == dims[1]);
+    if (!fits) {
+        if (one_row)
+            PyErr_Format(PyExc_ValueError, "out must be a writable C-contiguous float32 array of shape (%zu,)", vocab);
+        else
+            PyErr_Format(PyExc_ValueError, "out must be a writable C-contiguous float32 array of shape (%zu, %zu)",
+                         rows, vocab);
+        return NULL;
+    }
+    return Py_NewRef(out);
+}
+
+static int run_eval(py_session *self, rl_eval *ev) {
+    rl_state *st = state_of(self);
+    rl_err err;
+    rl_err_clear(&err);
+    rl_py_capture_attach(self, ev);
+    if (self->trace.events) ev->trace = &self->trace;
+    gil g;
+    ev->poll = poll_signals;
+    ev->poll_arg = &g;
+    g.saved = PyEval_SaveThread();
+    rl_status s = rl_session_eval(self->s, ev, &err);
+    PyEval_RestoreThread(g.saved);
+    if (s == RL_OK) return 0;
+    rl_raise(st, &err);
+    return -1;
+}
+
+static PyObject *session_eval(py_session *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"tokens", "logits", "out", NULL};
+    PyObject *tokens, *spec = NULL, *out = Py_None, *result = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:eval", names, &tokens, &spec, &out)) return NULL;
+    PyObject *ids = rl_py_token_array(tokens);
+    if (!ids) return NULL;
+    Py_ssize_t n = PyArray_SIZE((PyArrayObject *)ids);
+    rl_eval ev = {.tokens = PyArray_DATA((PyArrayObject *)ids), .n_tok = (size_t)n};
+    bool one_row = true;
+    PyObject *text = spec ? Py_NewRef(spec) : PyUnicode_FromString("last");
+    if (!text) goto done;
+    if (n == 0) {
+        PyErr_SetString(PyExc_ValueError, "eval needs at least one token");
+        goto done;
+    }
+    if (parse_logits(text, n, &ev, &one_row) < 0) goto done;
+    if (rl_py_session_enter(state_of(self), self) < 0) goto done;
+    bool wants_none = PyUnicode_Check(text) && PyUnicode_CompareWithASCIIString(text, "none") == 0;
+    if (wants_none) {
+        if (run_eval(self, &ev) == 0) result = Py_NewRef(Py_None);
+    } else {
+        result = logits_array(out, ev.n_out, rl_engine_model(self->s->engine)->hp.n_vocab, one_row);
+        if (result) ev.logits = PyArray_DATA((PyArrayObject *)result);
+        if (result && run_eval(self, &ev) < 0) Py_CLEAR(result);
+    }
+    rl_py_session_leave(self);
+done:
+    Py_XDECREF(text);
+    Py_DECREF(ids);
+    return result;
+}
+
+// ---- log-probabilities, streamed ----
+
+typedef struct scorer {
+    const rl_vec *vec;
+    const int32_t *ids; // tokens from the first scored row on
+    size_t vocab, n_next, top;
+    double *next;      // n_next: log-probability of the following token
+    int32_t *top_ids;  // rows x top
+    float *top_values; // rows x top, log-probabilities, descending
+} scorer;
+
+static void top_of_row(const float *x, size_t vocab, size_t top, double lse, int32_t *ids, float *values) {
+    size_t have = 0;
+    for (size_t i = 0; i < vocab; i++) {
+        if (have == top && !(x[i] > values[top - 1])) continue;
+        size_t j = have < top ? have++ : top - 1;
+        for (; j > 0 && x[i] > values[j - 1]; j--) {
+            values[j] = values[j - 1];
+            ids[j] = ids[j - 1];
+        }
+        values[j] = x[i];
+        ids[j] = (int32_t)i;
+    }
+    for (size_t j = 0; j < top; j++) values[j] = (float)(values[j] - lse);
+}
+
+static void score_rows(void *arg, int ith, int nth, float *logits, size_t row0, size_t n_rows) {
+    scorer *s = arg;
+    for (size_t r = (size_t)ith; r < n_rows; r += (size_t)nth) {
+        const float *x = logits + r * s->vocab;
+        size_t row = row0 + r;
+        double lse = s->vec->logsumexp(x, s->vocab);
+        if (row < s->n_next) s->next[row] = x[s->ids[row + 1]] - lse;
+        if (s->top) top_of_row(x, s->vocab, s->top, lse, s->top_ids + row * s->top, s->top_values + row * s->top);
+    }
+}
+
+static PyObject *session_logprobs(py_session *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"tokens", "top", "start", NULL};
+    PyObject *tokens, *next = NULL, *top_ids = NULL, *top_values = NULL, *result = NULL;
+    Py_ssize_t top = 0, start = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$nn:logprobs", names, &tokens, &top, &start)) return NULL;
+    PyObject *ids = rl_py_token_array(tokens);
+    if (!ids) return NULL;
+    npy_intp n = PyArray_SIZE((PyArrayObject *)ids);
+    if (n == 0 || start < 0 || start >= n || top < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "logprobs of %zd tokens from position %zd with the top %zd: needs at least one "
+                     "token, 0 <= start < tokens, top >= 0",
+                     (Py_ssize_t)n, start, top);
+        goto done;
+    }
+    if (rl_py_session_enter(state_of(self), self) < 0) goto done;
+    size_t vocab = rl_engine_model(self->s->engine)->hp.n_vocab;
+    rl_vec vec;
+    rl_vec_init(&vec, &rl_engine_options(self->s->engine)->dispatch);
+    if ((size_t)top > vocab) top = (Py_ssize_t)vocab;
+    npy_intp n_next = n - 1 - start, dims[2] = {n - start, top};
+    next = PyArray_SimpleNew(1, &n_next, NPY_FLOAT64);
+    top_ids = PyArray_SimpleNew(2, dims, NPY_INT32);
+    top_values = PyArray_SimpleNew(2, dims, NPY_FLOAT32);
+    if (next && top_ids && top_values) {
+        const int32_t *data = PyArray_DATA((PyArrayObject *)ids);
+        scorer s = {.vec = &vec,
+                    .ids = data + start,
+                    .vocab = vocab,
+                    .n_next = (size_t)n_next,
+                    .top = (size_t)top,
+                    .next = PyArray_DATA((PyArrayObject *)next),
+                    .top_ids = PyArray_DATA((PyArrayObject *)top_ids),
+                    .top_values = PyArray_DATA((PyArrayObject *)top_values)};
+        rl_eval ev = {.tokens = data,
+                      .n_tok = (size_t)n,
+                      .first = (size_t)start,
+                      .step = 1,
+                      .n_out = (size_t)(n - start),
+                      .consume = score_rows,
+                      .consume_arg = &s};
+        if (run_eval(self, &ev) == 0) result = PyTuple_Pack(3, next, top_ids, top_values);
+    }
+    rl_py_session_leave(self);
+done:
+    Py_XDECREF(next);
+    Py_XDECREF(top_ids);
+    Py_XDECREF(top_values);
+    Py_DECREF(ids);
+    return result;
+}
+
+// ---- state ----
+
+static PyObject *session_rewind(py_session *self, PyObject *arg) {
+    Py_ssize_t n = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    rl_state *st = state_of(self);
+    if (rl_py_session_enter(st, self) < 0) return NULL;
+    rl_err err;
+    rl_err_clear(&err);
+    rl_status s;
+    if (n < 0)
+        s = rl_fail(&err, RL_ERR_ARG, "rewind to %zd: it must be 0 to the %zu tokens there are", n,
+                    rl_session_length(self->s));
+    else
+        s = rl_session_rewind(self->s, (size_t)n, &err);
+    rl_py_session_leave(self);
+    if (s != RL_OK) return rl_raise(st, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_fork(py_session *self, PyObject *unused) {
+    (void)unused;
+    rl_state *st = state_of(self);
+    if (rl_py_session_enter(st, self) < 0) return NULL;
+    rl_err err;
+    rl_err_clear(&err);
+    py_session *f = alloc(Py_TYPE(self), self->model);
+    if (f && rl_session_fork(self->s, &f->s, &err) != RL_OK) {
+        rl_raise(st, &err);
+        Py_CLEAR(f);
+    }
+    rl_py_session_leave(self);
+    return (PyObject *)f;
+}
+
+static bool write_file(void *arg, const void *data, size_t n) {
+    return fwrite(data, 1, n, arg) == n;
+}
+static bool read_file(void *arg, void *data, size_t n) {
+    return fread(data, 1, n, arg) == n;
+}
+
+// save and load in one: they differ in mode and direction.
+static PyObject *transfer(py_session *self, PyObject *path, bool save) {
+    rl_state *st = state_of(self);
+    PyObject *bytes = NULL;
+    if (!PyUnicode_FSConverter(path, &bytes)) return NULL;
+    if (rl_py_session_enter(st, self) < 0) {
+        Py_DECREF(bytes);
+        return NULL;
+    }
+    rl_err err;
+    rl_err_clear(&err);
+    rl_status s = RL_OK;
+    FILE *f;
+    Py_BEGIN_ALLOW_THREADS f = fopen(PyBytes_AS_STRING(bytes), save ? "wb" : "rb");
+    if (!f)
+        s = rl_fail(&err, RL_ERR_IO, "cannot open '%s'", PyBytes_AS_STRING(bytes));
+    else
+        s = save ? rl_session_save(self->s, write_file, f, &err) : rl_session_load(self->s, read_file, f, &err);
+    if (f && fclose(f) && s == RL_OK) s = rl_fail(&err, RL_ERR_IO, "cannot write '%s'", PyBytes_AS_STRING(bytes));
+    Py_END_ALLOW_THREADS rl_py_session_leave(self);
+    Py_DECREF(bytes);
+    if (s != RL_OK) return rl_raise(st, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_save(py_session *self, PyObject *path) {
+    return transfer(self, path, true);
+}
+static PyObject *session_load(py_session *self, PyObject *path) {
+    return transfer(self, path, false);
+}
+
+static PyObject *set_taps(py_session *self, PyObject *wanted) {
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyObject *r = rl_py_set_taps(self, wanted);
+    rl_py_session_leave(self);
+    return r;
+}
+
+static PyObject *take_taps(py_session *self, PyObject *unused) {
+    (void)unused;
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyObject *r = rl_py_take_taps(self);
+    rl_py_session_leave(self);
+    return r;
+}
+
+static PyObject *trace_start(py_session *self, PyObject *arg) {
+    Py_ssize_t cap = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
+    if (cap < 1) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a trace keeps at least one event");
+        return NULL;
+    }
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyMem_RawFree(self->trace.events);
+    self->trace = (rl_trace){.events = PyMem_RawCalloc((size_t)cap, sizeof(rl_trace_event)), .cap = (size_t)cap};
+    rl_py_session_leave(self);
+    if (!self->trace.events) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+// ([(layer or None, operation, t0_ns, t1_ns, wait_ns, tokens)], dropped); the trace ends.
+static PyObject *trace_take(py_session *self, PyObject *unused) {
+    (void)unused;
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < self->trace.n; i++) {
+        const rl_trace_event *e = &self->trace.events[i];
+        PyObject *layer = e->layer == UINT16_MAX ? Py_NewRef(Py_None) : PyLong_FromLong(e->layer);
+        PyObject *row = layer ? Py_BuildValue("(NsKKII)", layer, rl_op_name((rl_op)e->op), (unsigned long long)e->t0_ns,
+                                              (unsigned long long)e->t1_ns, e->wait_ns, e->n_tok)
+                              : NULL;
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    PyObject *result = list ? Py_BuildValue("(Nn)", list, (Py_ssize_t)self->trace.dropped) : NULL;
+    if (result) {
+        PyMem_RawFree(self->trace.events);
+        self->trace = (rl_trace){0};
+    }
+    rl_py_session_leave(self);
+    return result;
+}
+
+static void collect_op(void *arg, int layer, const char *op, const rl_weight *w, const rl_kernel *k) {
+    PyObject **list = arg;
+    if (!*list) return;
+    PyObject *at = layer < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(layer);
+    PyObject *row = at ? Py_BuildValue("{s:N,s:s,s:s,s:s,s:s,s:s}", "layer", at, "op", op, "type", w->t->dtype->name,
+                                       "kernel", k->name, "isa", k->isa, "tensor", w->t->name)
+                       : NULL;
+    if (!row || PyList_Append(*list, row) < 0) Py_CLEAR(*list);
+    Py_XDECREF(row);
+}
+
+static PyObject *session_kernels(py_session *self, PyObject *args) {
+    Py_ssize_t n_tok = 1;
+    if (!PyArg_ParseTuple(args, "|n:kernels", &n_tok)) return NULL;
+    if (n_tok < 1) {
+        PyErr_SetString(PyExc_ValueError, "n_tokens must be positive");
+        return NULL;
+    }
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyObject *list = PyList_New(0);
+    rl_engine_each_op(self->s->engine, (size_t)n_tok, collect_op, &list);
+    rl_py_session_leave(self);
+    return list;
+}
+
+// ---- several sequences in one step ----
+
+typedef struct group {
+    py_session **members;
+    rl_session **sessions;
+    size_t *n;
+    Py_ssize_t entered;
+} group;
+
+static PyObject *step_group(rl_state *st, group *g, Py_ssize_t count, PyObject *seqs, PyObject *lists) {
+    PyObject *joined = NULL, *out = NULL;
+    size_t total = 0;
+    PyObject *arrays = PyList_New(0);
+    for (Py_ssize_t i = 0; arrays && i < count; i++) {
+        PyObject *o = PySequence_Fast_GET_ITEM(seqs, i);
+        PyObject *ids = NULL;
+        if (!PyObject_TypeCheck(o, st->SessionType))
+            PyErr_Format(PyExc_TypeError, "item %zd is no Session", i);
+        else if (rl_py_session_enter(st, (py_session *)o) == 0) { // the same one twice is busy
+            g->members[g->entered++] = (py_session *)o;
+            g->sessions[i] = ((py_session *)o)->s;
+            ids = rl_py_token_array(PySequence_Fast_GET_ITEM(lists, i));
+        }
+        if (!ids || PyList_Append(arrays, ids) < 0) {
+            Py_XDECREF(ids);
+            Py_CLEAR(arrays);
+            break;
+        }
+        g->n[i] = (size_t)PyArray_SIZE((PyArrayObject *)ids);
+        total += g->n[i];
+        Py_DECREF(ids);
+    }
+    if (!arrays) return NULL;
+    npy_intp dims[2] = {(npy_intp)count, (npy_intp)rl_engine_model(g->sessions[0]->engine)->hp.n_vocab};
+    npy_intp n_all = (npy_intp)total;
+    joined = PyArray_SimpleNew(1, &n_all, NPY_INT32);
+    out = PyArray_SimpleNew(2, dims, NPY_FLOAT32);
+    if (joined && out) {
+        int32_t *to = PyArray_DATA((PyArrayObject *)joined);
+        for (Py_ssize_t i = 0; i < count; i++) {
+            memcpy(to, PyArray_DATA((PyArrayObject *)PyList_GET_ITEM(arrays, i)), g->n[i] * sizeof *to);
+            to += g->n[i];
+        }
+        rl_err err;
+        rl_err_clear(&err);
+        gil lock;
+        lock.saved = PyEval_SaveThread();
+        rl_status s = rl_session_step_many(g->sessions, (size_t)count, PyArray_DATA((PyArrayObject *)joined), g->n,
+                                           PyArray_DATA((PyArrayObject *)out), poll_signals, &lock, &err);
+        PyEval_RestoreThread(lock.saved);
+        if (s != RL_OK) {
+            rl_raise(st, &err);
+            Py_CLEAR(out);
+        }
+    } else {
+        Py_CLEAR(out);
+    }
+    Py_XDECREF(joined);
+    Py_DECREF(arrays);
+    return out;
+}
+
+static PyObject *step_many(PyTypeObject *type, PyObject *args) {
+    rl_state *st = rl_state_of_type(type);
+    PyObject *sessions, *tokens, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OO:_step_many", &sessions, &tokens)) return NULL;
+    PyObject *seqs = PySequence_Fast(sessions, "sessions must be a sequence");
+    PyObject *lists = PySequence_Fast(tokens, "tokens must be a sequence of token arrays");
+    Py_ssize_t count = seqs ? PySequence_Fast_GET_SIZE(seqs) : 0;
+    if (seqs && lists && (count < 1 || PySequence_Fast_GET_SIZE(lists) != count)) {
+        PyErr_Format(PyExc_ValueError, "a step takes one token array for each of at least one session");
+    } else if (seqs && lists) {
+        group g = {.members = PyMem_Calloc((size_t)count, sizeof *g.members),
+                   .sessions = PyMem_Calloc((size_t)count, sizeof *g.sessions),
+                   .n = PyMem_Calloc((size_t)count, sizeof *g.n)};
+        if (g.members && g.sessions && g.n)
+            result = step_group(st, &g, count, seqs, lists);
+        else
+            PyErr_NoMemory();
+        for (Py_ssize_t i = 0; i < g.entered; i++) rl_py_session_leave(g.members[i]);
+        PyMem_Free(g.members);
+        PyMem_Free(g.sessions);
+        PyMem_Free(g.n);
+    }
+    Py_XDECREF(seqs);
+    Py_XDECREF(lists);
+    return result;
+}
+
+// ---- attributes ----
+
+static const rl_engine_opts *opts_of(py_session *self) {
+    if (self->s) return rl_engine_options(self->s->engine);
+    PyErr_SetString(PyExc_ValueError, "the session is closed");
+    return NULL;
+}
+
+enum { GET_N_PAST, GET_N_CTX, GET_N_BATCH, GET_N_THREADS, GET_SCRATCH, GET_KV_BYTES };
+
+static PyObject *get_size(py_session *self, void *which) {
+    const rl_engine_opts *o = opts_of(self);
+    if (!o) return NULL;
+    switch ((int)(intptr_t)which) {
+    case GET_N_PAST:
+        return PyLong_FromSize_t(rl_session_length(self->s));
+    case GET_N_CTX:
+        return PyLong_FromSize_t(o->n_ctx);
+    case GET_N_BATCH:
+        return PyLong_FromSize_t(o->n_batch);
+    case GET_N_THREADS:
+        return PyLong_FromLong(o->n_threads);
+    case GET_SCRATCH:
+        return PyLong_FromSize_t(rl_engine_scratch_bytes(self->s->engine));
+    default:
+        return PyLong_FromSize_t(rl_kv_bytes_in_use(self->s->kv));
+    }
+}
+
+static PyObject *get_model(py_session *self, void *u) {
+    (void)u;
+    return Py_NewRef((PyObject *)self->model);
+}
+
+static PyObject *get_compute(py_session *self, void *u) {
+    (void)u;
+    static const char *const names[] = {"auto", "int8", "int16", "f32"};
+    const rl_engine_opts *o = opts_of(self);
+    return o ? PyUnicode_FromString(names[o->compute]) : NULL;
+}
+
+static PyObject *get_kv_type(py_session *self, void *u) {
+    (void)u;
+    const rl_engine_opts *o = opts_of(self);
+    if (!o) return NULL;
+    char text[16];
+    rl_py_kv_format(o->type_k, o->type_v, text);
+    return PyUnicode_FromString(text);
+}
+
+static PyObject *get_isa(py_session *self, void *u) {
+    (void)u;
+    const rl_engine_opts *o = opts_of(self);
+    return o ? PyUnicode_FromString(o->dispatch.isa) : NULL;
+}
+
+static PyObject *get_tokens(py_session *self, void *u) {
+    (void)u;
+    if (!opts_of(self)) return NULL;
+    npy_intp n = (npy_intp)rl_session_length(self->s);
+    PyObject *a = PyArray_SimpleNew(1, &n, NPY_INT32);
+    if (a && n) memcpy(PyArray_DATA((PyArrayObject *)a), self->s->tokens, (size_t)n * sizeof(int32_t));
+    return a;
+}
+
+// For layer views: they copy with the GIL held, so no step can begin meanwhile, and one that runs is seen here.
+static const rl_kv *idle_cache(PyObject *owner) {
+    py_session *self = (py_session *)owner;
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    rl_py_session_leave(self);
+    return self->s->kv;
+}
+
+static PyObject *get_kv(py_session *self, void *u) {
+    (void)u;
+    if (!opts_of(self)) return NULL;
+    rl_state *st = state_of(self);
+    size_t n = rl_engine_model(self->s->engine)->hp.n_layer;
+    PyObject *t = PyTuple_New((Py_ssize_t)n);
+    for (size_t i = 0; t && i < n; i++) {
+        PyObject *view = rl_py_kv_layer(st, (PyObject *)self, idle_cache, i);
+        if (!view)
+            Py_CLEAR(t);
+        else
+            PyTuple_SET_ITEM(t, (Py_ssize_t)i, view);
+    }
+    return t;
+}
+
+static PyObject *session_repr(py_session *self) {
+    if (!self->s) return PyUnicode_FromString("<Session closed>");
+    const rl_engine_opts *o = opts_of(self);
+    static const char *const names[] = {"auto", "int8", "int16", "f32"};
+    char kv[16];
+    rl_py_kv_format(o->type_k, o->type_v, kv);
+    return PyUnicode_FromFormat("<Session of %s: %zu of %zu positions, kv %s, %d threads, compute %s>",
+                                self->model->model->hp.arch->name, rl_session_length(self->s), o->n_ctx, kv,
+                                o->n_threads, names[o->compute]);
+}
+
+#define WHICH(x) (void *)(intptr_t)x
+static PyGetSetDef session_getset[] = {
+    {"model", (getter)get_model, NULL, "The Model the session computes.", NULL},
+    {"n_past", (getter)get_size, NULL, "Tokens evaluated so far.", WHICH(GET_N_PAST)},
+    {"n_ctx", (getter)get_size, NULL, "Positions the session has.", WHICH(GET_N_CTX)},
+    {"n_batch", (getter)get_size, NULL, "Most tokens computed in one step.", WHICH(GET_N_BATCH)},
+    {"n_threads", (getter)get_size, NULL, "Threads that compute, the calling one included.", WHICH(GET_N_THREADS)},
+    {"scratch_nbytes", (getter)get_size, NULL, "Bytes of working memory, reserved at creation.", WHICH(GET_SCRATCH)},
+    {"kv_nbytes", (getter)get_size, NULL, "Bytes of the KV pages in use.", WHICH(GET_KV_BYTES)},
+    {"compute", (getter)get_compute, NULL, "'auto', 'int8', 'int16' or 'f32'.", NULL},
+    {"kv_type", (getter)get_kv_type, NULL, "Type of the KV cache, 'f16' or 'q8_0/f16' (K/V).", NULL},
+    {"isa", (getter)get_isa, NULL, "Best instruction set tier in use.", NULL},
+    {"tokens", (getter)get_tokens, NULL, "The tokens evaluated so far, int32 (a copy).", NULL},
+    {"kv", (getter)get_kv, NULL, "One view per layer: .k(raw=False), .v(raw=False), .pages.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(
+    eval_doc,
+    "eval($self, /, tokens, logits='last', out=None)\n--\n\n"
+    "Appends tokens (integers, shape (n,)) and returns float32 logits that the caller owns: 'last' gives shape\n"
+    "(n_vocab,), 'all' (n, n_vocab), a slice of the tokens (rows, n_vocab), 'none' gives None. `out` is a\n"
+    "writable C-contiguous float32 array of that shape to write into.\n\n"
+    "Raises ContextFull (with .n_ctx and .needed) and ValueError for ids outside the vocabulary; the session\n"
+    "stays as it was, also after Ctrl-C. SessionBusy when another thread is using it.");
+PyDoc_STRVAR(logprobs_doc,
+             "logprobs($self, /, tokens, *, top=0, start=0)\n--\n\n"
+             "Appends tokens and returns (next, top_ids, top_logprobs) in nats, streamed: the logits are never kept.\n"
+             "next: float64 (n - 1 - start,), log-probability of token i + 1 given all up to i, for i >= start.\n"
+             "top_ids int32 and top_logprobs float32 (n - start, top): the likeliest continuations of each position.");
+PyDoc_STRVAR(rewind_doc, "rewind($self, n, /)\n--\n\nKeeps the first n tokens. ValueError names the least n when a "
+                         "sliding-window layer has already dropped what is needed.");
+PyDoc_STRVAR(fork_doc, "fork($self, /)\n--\n\nA session at the same position that shares full KV pages.");
+PyDoc_STRVAR(save_doc, "save($self, path, /)\n--\n\nWrites tokens and KV cache to a file.");
+PyDoc_STRVAR(load_doc,
+             "load($self, path, /)\n--\n\nReplaces tokens and KV cache by those of a file that the same model "
+             "and KV settings saved. FormatError when they differ.");
+
+static PyMethodDef session_methods[] = {
+    {"eval", (PyCFunction)(void (*)(void))session_eval, METH_VARARGS | METH_KEYWORDS, eval_doc},
+    {"logprobs", (PyCFunction)(void (*)(void))session_logprobs, METH_VARARGS | METH_KEYWORDS, logprobs_doc},
+    {"rewind", (PyCFunction)session_rewind, METH_O, rewind_doc},
+    {"fork", (PyCFunction)session_fork, METH_NOARGS, fork_doc},
+    {"save", (PyCFunction)session_save, METH_O, save_doc},
+    {"load", (PyCFunction)session_load, METH_O, load_doc},
+    {"close", (PyCFunction)session_close, METH_NOARGS,
+     "close($self, /)\n--\n\nFrees the cache and the scratch memory."},
+    {"_set_taps", (PyCFunction)set_taps, METH_O, "_set_taps($self, wanted, /)\n--\n\n"},
+    {"_take_taps", (PyCFunction)take_taps, METH_NOARGS, "_take_taps($self, /)\n--\n\n"},
+    {"_trace_start", (PyCFunction)trace_start, METH_O, "_trace_start($self, capacity, /)\n--\n\n"},
+    {"_trace_take", (PyCFunction)trace_take, METH_NOARGS, "_trace_take($self, /)\n--\n\n"},
+    {"kernels", (PyCFunction)session_kernels, METH_VARARGS,
+     "kernels($self, n_tokens=1, /)\n--\n\nPer matrix, the kernel that multiplies n_tokens tokens: a list of {'layer', "
+     "'op', 'type', 'kernel', 'isa', 'tensor'}."},
+    {"_step_many", (PyCFunction)step_many, METH_VARARGS | METH_CLASS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyDoc_STRVAR(session_doc, "Session(model, *, n_ctx=4096, kv='f16', n_threads=None, n_batch=512, compute='auto', "
+                          "cpus=None, kernel=None, layout='tile', "
+                          "rope_base=0.0, isa=None)\n--\n\n"
+                          "One sequence of tokens with its KV cache. Use Model.session(), which has defaults.");
+
+static PyType_Slot session_slots[] = {
+    {Py_tp_new, session_new},         {Py_tp_dealloc, session_dealloc}, {Py_tp_traverse, session_traverse},
+    {Py_tp_clear, session_clear},     {Py_tp_repr, session_repr},       {Py_tp_getset, session_getset},
+    {Py_tp_methods, session_methods}, {Py_tp_doc, (void *)session_doc}, {0, NULL},
+};
+
+static PyType_Spec session_spec = {
+    .name = "rooflm._core.Session",
+    .basicsize = sizeof(py_session),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = session_slots,
+};
+
+int rl_py_add_session(PyObject *m, rl_state *st) {
+    import_array1(-1);
+    if (rl_py_taps_init() < 0) return -1;
+    st->SessionType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &session_spec, NULL);
+    return st->SessionType ? PyModule_AddObjectRef(m, "Session", (PyObject *)st->SessionType) : -1;
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the Python types Model and Session share.
+#ifndef RL_PY_SESSION_H
+#define RL_PY_SESSION_H
+
+#include <stdatomic.h>
+
+#include "py/state.h"
+#include "run/session.h"
+
+typedef struct py_model {
+    PyObject_HEAD rl_model *model;
+    PyObject *gguf;      // the Python object, for .gguf
+    PyObject *tokenizer; // made when first asked for
+} py_model;
+
+typedef struct py_session {
+    PyObject_HEAD rl_session *s; // NULL after close()
+    py_model *model;
+    atomic_flag busy;
+    struct rl_capture *capture; // taps.c; NULL when nothing is tapped
+    rl_trace trace;             // events == NULL: off
+} py_session;
+
+/// 0 when the session is open and this thread may use it now; -1 with SessionBusy or ValueError set.
+int rl_py_session_enter(rl_state *st, py_session *s);
+void rl_py_session_leave(py_session *s);
+
+/// int32 ids of any sequence of integers, as a new 1-D C-contiguous array; NULL with an exception set.
+PyObject *rl_py_token_array(PyObject *tokens);
+
+// taps.c
+int rl_py_taps_init(void);
+/// Name of a tap: "blk.3.resid_post", "final_norm".
+PyObject *rl_py_tap_full_name(size_t layer, rl_tap_point p);
+/// Sets what to capture from now on: a sequence of names; an empty one ends it.
+PyObject *rl_py_set_taps(py_session *s, PyObject *wanted);
+/// What was captured since the last call, {name: array}.
+PyObject *rl_py_take_taps(py_session *s);
+/// Fills in an eval so that it captures.
+void rl_py_capture_attach(py_session *s, rl_eval *ev);
+void rl_py_capture_free(struct rl_capture *c);
+
+// session.c
+int rl_py_add_session(PyObject *m, rl_state *st);
+
+#endif

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t n_ctx_of(const rl_session *s) {
+    return rl_engine_options(s->engine)->n_ctx;
+}
+
+size_t rl_session_length(const rl_session *s) {
+    return rl_kv_length(s->kv);
+}
+
+// A session without a cache yet.
+static rl_session *blank(rl_engine *engine, size_t cap) {
+    rl_session *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->engine = rl_engine_ref(engine);
+    s->cap = cap;
+    s->tokens = malloc(cap * sizeof *s->tokens); // pages of it are touched as the sequence grows
+    if (!s->tokens) {
+        rl_session_free(s);
+        return NULL;
+    }
+    return s;
+}
+
+rl_status rl_session_create(rl_session **out, rl_engine *engine, rl_err *err) {
+    size_t n_ctx = rl_engine_options(engine)->n_ctx;
+    rl_session *s = blank(engine, n_ctx);
+    if (!s) return rl_fail(err, RL_ERR_NOMEM, "no memory for a session of %zu positions", n_ctx);
+    rl_kv_config c;
+    rl_engine_kv_config(engine, &c);
+    rl_status status = rl_kv_create(&s->kv, &c, err);
+    if (status != RL_OK) {
+        rl_session_free(s);
+        return status;
+    }
+    *out = s;
+    return RL_OK;
+}
+
+void rl_session_free(rl_session *s) {
+    if (!s) return;
+    rl_kv_free(s->kv);
+    rl_engine_release(s->engine);
+    free(s->tokens);
+    free(s->block);
+    free(s);
+}
+
+rl_status rl_session_fork(const rl_session *s, rl_session **out, rl_err *err) {
+    rl_session *f = blank(s->engine, s->cap);
+    if (!f) return rl_fail(err, RL_ERR_NOMEM, "no memory for a fork of %zu positions", s->cap);
+    rl_status status = rl_kv_fork(s->kv, &f->kv, err);
+    if (status != RL_OK) {
+        rl_session_free(f);
+        return status;
+    }
+    memcpy(f->tokens, s->tokens, rl_session_length(s) * sizeof *f->tokens);
+    *out = f;
+    return RL_OK;
+}
+
+rl_status rl_session_rewind(rl_session *s, size_t n, rl_err *err) {
+    return rl_kv_rewind(s->kv, n, err);
+}
+
+// ---- evaluation ----
+
+typedef struct shifted {
+    const rl_eval *ev;
+    size_t row0;
+} shifted;
+
+static void consume_shifted(void *arg, int ith, int nth, float *logits, size_t row0, size_t n_rows) {
+    const shifted *s = arg;
+    s->ev->consume(s->ev->consume_arg, ith, nth, logits, s->row0 + row0, n_rows);
+}
+
+static rl_status check_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
+    size_t have = rl_session_length(s), n_ctx = n_ctx_of(s);
+    uint32_t vocab = rl_engine_model(s->engine)->hp.n_vocab;
+    if (!ev->n_tok) return rl_fail(err, RL_ERR_ARG, "no tokens to evaluate");
+    if (ev->n_tok > n_ctx - have) {
+        rl_fail(err, RL_ERR_CONTEXT_FULL, "%zu tokens after %zu need %zu positions, and n_ctx is %zu", ev->n_tok, have,
+                have + ev->n_tok, n_ctx);
+        if (err) {
+            err->limit = n_ctx;
+            err->needed = have + ev->n_tok;
+        }
+        return RL_ERR_CONTEXT_FULL;
+    }
+    // All ids are checked before the first chunk runs, so that a wrong one leaves the session as it was.
+    for (size_t i = 0; i < ev->n_tok; i++)
+        if (ev->tokens[i] < 0 || (uint32_t)ev->tokens[i] >= vocab)
+            return rl_fail(err, RL_ERR_ARG, "token %zu is %d: ids are 0 to %u", i, ev->tokens[i], vocab - 1);
+    if (ev->consume && !s->block) {
+        size_t bytes;
+        if (!rl_mul_size((size_t)vocab * sizeof(float), RL_HEAD_BLOCK, &bytes) || !(s->block = malloc(bytes)))
+            return rl_fail(err, RL_ERR_NOMEM, "no memory for %d rows of %u logits", RL_HEAD_BLOCK, vocab);
+    }
+    return RL_OK;
+}
+
+static rl_status eval_chunk(rl_session *s, const rl_eval *ev, size_t at, size_t n, size_t *row0, uint32_t *rows,
+                            rl_err *err) {
+    size_t have = rl_session_length(s), vocab = rl_engine_model(s->engine)->hp.n_vocab, n_out = 0;
+    for (size_t r = *row0; r < ev->n_out; r++) {
+        size_t tok = ev->first + r * ev->step;
+        if (tok >= at + n) break;
+        rows[n_out++] = (uint32_t)(tok - at);
+    }
+    rl_segment seg = {.kv = s->kv, .pos0 = have, .tok0 = 0, .n_tok = n};
+    shifted shift = {ev, *row0};
+    rl_step step = {.tokens = ev->tokens + at,
+                    .n_tok = n,
+                    .segments = &seg,
+                    .n_segments = 1,
+                    .out_rows = rows,
+                    .n_out = n_out,
+                    .logits = ev->logits ? ev->logits + *row0 * vocab : NULL,
+                    .consume = ev->consume ? consume_shifted : NULL,
+                    .consume_arg = &shift,
+                    .consume_block = s->block,
+                    .taps = ev->taps,
+                    .trace = ev->trace,
+                    .poll = ev->poll,
+                    .poll_arg = ev->poll_arg};
+    if (ev->before_chunk) RL_TRY(ev->before_chunk(ev->chunk_arg, have, n, err));
+    RL_TRY(rl_kv_reserve(s->kv, n, err));
+    RL_TRY(rl_engine_step(s->engine, &step, err));
+    rl_kv_commit(s->kv, n);
+    memcpy(s->tokens + have, ev->tokens + at, n * sizeof *s->tokens);
+    *row0 += n_out;
+    return RL_OK;
+}
+
+rl_status rl_session_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
+    RL_TRY(check_eval(s, ev, err));
+    size_t start = rl_session_length(s), n_batch = rl_engine_options(s->engine)->n_batch, row0 = 0;
+    uint32_t one_row, *rows = &one_row; // decode allocates nothing
+    if (ev->n_tok > 1 && !(rows = malloc((ev->n_tok < n_batch ? ev->n_tok : n_batch) * sizeof *rows)))
+        return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu row numbers", ev->n_tok);
+    rl_status status = RL_OK;
+    for (size_t at = 0; at < ev->n_tok && status == RL_OK; at += n_batch) {
+        size_t n = ev->n_tok - at < n_batch ? ev->n_tok - at : n_batch;
+        status = eval_chunk(s, ev, at, n, &row0, rows, err);
+    }
+    if (rows != &one_row) free(rows);
+    // Chunks that went well before the failure are taken back; a window that has moved on too far stays, and
+    // n_past tells.
+    if (status != RL_OK && rl_session_length(s) > start) rl_kv_rewind(s->kv, start, NULL);
+    return status;
+}
+
+rl_status rl_session_step_many(rl_session *const *s, size_t n_sessions, const int32_t *tokens, const size_t *n,
+                               float *logits, rl_poll_fn poll, void *poll_arg, rl_err *err) {
+    rl_segment *segments = malloc(n_sessions * sizeof *segments);
+    uint32_t *rows = malloc(n_sessions * sizeof *rows);
+    rl_status status = RL_OK;
+    size_t total = 0;
+    if (!segments || !rows) status = rl_fail(err, RL_ERR_NOMEM, "no memory for a step of %zu sequences", n_sessions);
+    for (size_t i = 0; i < n_sessions && status == RL_OK; i++) {
+        rl_eval one = {.tokens = tokens + total, .n_tok = n[i]};
+        if (s[i]->engine != s[0]->engine)
+            status = rl_fail(err, RL_ERR_ARG, "sequence %zu belongs to another engine", i);
+        else if ((status = check_eval(s[i], &one, err)) == RL_OK)
+            status = rl_kv_reserve(s[i]->kv, n[i], err);
+        segments[i] = (rl_segment){.kv = s[i]->kv, .pos0 = rl_session_length(s[i]), .tok0 = total, .n_tok = n[i]};
+        total += n[i];
+        rows[i] = (uint32_t)total - 1;
+    }
+    if (status == RL_OK) {
+        rl_step step = {.tokens = tokens,
+                        .n_tok = total,
+                        .segments = segments,
+                        .n_segments = n_sessions,
+                        .out_rows = rows,
+                        .n_out = n_sessions,
+                        .logits = logits,
+                        .poll = poll,
+                        .poll_arg = poll_arg};
+        status = rl_engine_step(s[0]->engine, &step, err);
+    }
+    for (size_t i = 0; i < n_sessions && status == RL_OK; i++) {
+        memcpy(s[i]->tokens + segments[i].pos0, tokens + segments[i].tok0, n[i] * sizeof *tokens);
+        rl_kv_commit(s[i]->kv, n[i]);
+    }
+    free(segments);
+    free(rows);
+    return status;
+}
+
+// ---- saved states ----
+
+// What must agree between the session that saved and the one that loads. The bytes of the weights stand for the file.
+typedef struct header {
+    char magic[8];
+    uint32_t version, n_layer, n_embd, n_vocab;
+    uint64_t weight_bytes, n_tokens;
+} header;
+
+static header header_of(const rl_session *s) {
+    const rl_model *m = rl_engine_model(s->engine);
+    header h = {.magic = "rooflms",
+                .version = 1,
+                .n_layer = m->hp.n_layer,
+                .n_embd = m->hp.n_embd,
+                .n_vocab = m->hp.n_vocab,
+                .weight_bytes = rl_gguf_file_bytes(m->file),
+                .n_tokens = rl_session_length(s)};
+    return h;
+}
+
+rl_status rl_session_save(const rl_session *s, rl_write_fn write, void *arg, rl_err *err) {
+    header h = header_of(s);
+    if (!write(arg, &h, sizeof h) || !write(arg, s->tokens, h.n_tokens * sizeof *s->tokens))
+        return rl_fail(err, RL_ERR_IO, "cannot write the saved state");
+    return rl_kv_save(s->kv, write, arg, err);
+}
+
+rl_status rl_session_load(rl_session *s, rl_read_fn read, void *arg, rl_err *err) {
+    header mine = header_of(s), h;
+    if (!read(arg, &h, sizeof h)) return rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its header");
+    if (memcmp(h.magic, mine.magic, sizeof h.magic) || h.version != mine.version)
+        return rl_fail(err, RL_ERR_FORMAT, "this is not a saved state of version %u", mine.version);
+    if (h.n_layer != mine.n_layer || h.n_embd != mine.n_embd || h.n_vocab != mine.n_vocab ||
+        h.weight_bytes != mine.weight_bytes)
+        return rl_fail(err, RL_ERR_FORMAT, "the state was saved with another model");
+    if (h.n_tokens > n_ctx_of(s)) {
+        rl_fail(err, RL_ERR_CONTEXT_FULL, "the saved state has %llu tokens and n_ctx is %zu",
+                (unsigned long long)h.n_tokens, n_ctx_of(s));
+        if (err) {
+            err->limit = n_ctx_of(s);
+            err->needed = h.n_tokens;
+        }
+        return RL_ERR_CONTEXT_FULL;
+    }
+    int32_t *tokens = malloc((h.n_tokens ? h.n_tokens : 1) * sizeof *tokens);
+    if (!tokens) return rl_fail(err, RL_ERR_NOMEM, "no memory for %llu tokens", (unsigned long long)h.n_tokens);
+    rl_status status = RL_OK;
+    if (!read(arg, tokens, h.n_tokens * sizeof *tokens))
+        status = rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its tokens");
+    if (status == RL_OK) status = rl_kv_load(s->kv, read, arg, err);
+    if (status == RL_OK && rl_session_length(s) != h.n_tokens)
+        status = rl_fail(err, RL_ERR_FORMAT, "the saved state has %llu tokens and a cache of %zu",
+                         (unsigned long long)h.n_tokens, rl_session_length(s));
+    if (status == RL_OK) memcpy(s->tokens, tokens, h.n_tokens * sizeof *tokens);
+    free(tokens);
+    return status;
+}
