@@ -67,6 +67,7 @@ static const char *const known_keys[] = {
     "tensor_data_layout",
     "attention.max_alibi_bias",
     "attention.clamp_kqv",
+    "hidden_activation",
 };
 
 static bool is_known(const char *name) {
@@ -288,8 +289,8 @@ static void read_rope(reader *r, rl_hparams *hp) {
             hp->scaling = RL_SCALE_LONGROPE;
         } else {
             r->status = rl_fail_format(r->err, full_key(r, "rope.scaling.type"), NULL, UINT64_MAX,
-                                       "RoPE scaling '%.*s' is not known; known are none, linear, yarn, longrope",
-                                       (int)(len < 64 ? len : 64), s);
+                                       "'%s' is '%.*s', which is not known; known are none, linear, yarn, longrope",
+                                       r->key, (int)(len < 64 ? len : 64), s);
             return;
         }
     }
@@ -396,6 +397,28 @@ static void refuse_what_cannot_be_honoured(reader *r) {
     }
 }
 
+// Some writers state the activation; it must be the one the architecture's row has.
+static void check_activation(reader *r, rl_activation act) {
+    static const struct {
+        const char *name;
+        rl_activation act;
+    } known[] = {{"silu", RL_ACT_SILU},
+                 {"swish", RL_ACT_SILU},
+                 {"gelu_pytorch_tanh", RL_ACT_GELU},
+                 {"gelu_new", RL_ACT_GELU},
+                 {"gelu_tanh", RL_ACT_GELU}};
+    if (r->status != RL_OK) return;
+    const char *s = NULL;
+    size_t len = 0;
+    bool found = false;
+    r->status = rl_gguf_get_str(r->g, full_key(r, "hidden_activation"), &s, &len, &found, r->err);
+    if (r->status != RL_OK || !found) return;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strlen(known[i].name) == len && !memcmp(known[i].name, s, len) && known[i].act == act) return;
+    r->status = rl_fail(r->err, RL_ERR_UNSUPPORTED, "'%s' is '%.*s', and '%s' is computed with %s", r->key,
+                        (int)(len < 64 ? len : 64), s, r->arch, act == RL_ACT_SILU ? "silu" : "gelu_pytorch_tanh");
+}
+
 static void note_unread_keys(const reader *r, rl_notes *notes) {
     size_t prefix = strlen(r->arch);
     for (size_t i = 0; i < rl_gguf_n_meta(r->g); i++) {
@@ -426,6 +449,7 @@ rl_status rl_hparams_read(rl_hparams *hp, const rl_gguf *g, rl_notes *notes, rl_
     read_window(&r, hp, notes);
     read_experts(&r, hp);
     refuse_what_cannot_be_honoured(&r);
+    check_activation(&r, hp->arch->act);
     if (r.status != RL_OK) return r.status;
     note_unread_keys(&r, notes);
     return RL_OK;

@@ -40,7 +40,8 @@ rl_status rl_rope_init(rl_rope *r, const rl_hparams *hp, const rl_weights *w, bo
     double base = base_override > 0 ? base_override : sliding ? hp->rope_base_swa : hp->rope_base;
     const float *factors = w->rope_factors;
     bool scaled = !(sliding && hp->arch->swa_unscaled);
-    if (hp->scaling == RL_SCALE_LONGROPE) factors = n_ctx > hp->n_ctx_orig ? w->rope_long : w->rope_short;
+    // The tensors alone announce longrope: writers leave the scaling type out.
+    if (!factors && w->rope_long && w->rope_short) factors = n_ctx > hp->n_ctx_orig ? w->rope_long : w->rope_short;
     for (size_t i = 0; i < r->half; i++) {
         r->freq[i] = pow(base, -2.0 * (double)i / hp->n_rot);
         if (factors && scaled) {
