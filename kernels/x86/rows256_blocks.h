@@ -6,13 +6,26 @@
 
 #include "kernels/x86/rows256.h"
 
+// Written out with inserts: left to itself, gcc builds such vectors in memory.
+RL_INLINE __m128i gather_dwords(const uint8_t *w, const size_t bytes) {
+    __m128i v = _mm_cvtsi32_si128((int)load32(w));
+    v = _mm_insert_epi32(v, (int)load32(w + bytes), 1);
+    v = _mm_insert_epi32(v, (int)load32(w + 2 * bytes), 2);
+    return _mm_insert_epi32(v, (int)load32(w + 3 * bytes), 3);
+}
+
 // Halves at the beginning of n <= 8 blocks, as float; the rest zero.
 RL_INLINE __m256 gather_d(const uint8_t *w, const size_t bytes, size_t n) {
-    if (n == 8)
-        return _mm256_cvtph_ps(_mm_setr_epi16((short)load16(w), (short)load16(w + bytes), (short)load16(w + 2 * bytes),
-                                              (short)load16(w + 3 * bytes), (short)load16(w + 4 * bytes),
-                                              (short)load16(w + 5 * bytes), (short)load16(w + 6 * bytes),
-                                              (short)load16(w + 7 * bytes)));
+    if (n == 8) {
+        __m128i v = _mm_cvtsi32_si128(load16(w));
+        v = _mm_insert_epi16(v, load16(w + bytes), 1);
+        v = _mm_insert_epi16(v, load16(w + 2 * bytes), 2);
+        v = _mm_insert_epi16(v, load16(w + 3 * bytes), 3);
+        v = _mm_insert_epi16(v, load16(w + 4 * bytes), 4);
+        v = _mm_insert_epi16(v, load16(w + 5 * bytes), 5);
+        v = _mm_insert_epi16(v, load16(w + 6 * bytes), 6);
+        return _mm256_cvtph_ps(_mm_insert_epi16(v, load16(w + 7 * bytes), 7));
+    }
     uint16_t h[8] = {0};
     for (size_t i = 0; i < n; i++) h[i] = load16(w + i * bytes);
     return _mm256_cvtph_ps(load128(h));
@@ -22,9 +35,8 @@ RL_INLINE __m256 gather_d(const uint8_t *w, const size_t bytes, size_t n) {
 RL_INLINE void gather_dm(const uint8_t *w, const size_t bytes, size_t n, __m256 *d, __m256 *m) {
     __m256i v;
     if (n == 8) {
-        v = _mm256_setr_epi32((int)load32(w), (int)load32(w + bytes), (int)load32(w + 2 * bytes),
-                              (int)load32(w + 3 * bytes), (int)load32(w + 4 * bytes), (int)load32(w + 5 * bytes),
-                              (int)load32(w + 6 * bytes), (int)load32(w + 7 * bytes));
+        v = _mm256_inserti128_si256(_mm256_castsi128_si256(gather_dwords(w, bytes)),
+                                    gather_dwords(w + 4 * bytes, bytes), 1);
     } else {
         uint32_t h[8] = {0};
         for (size_t i = 0; i < n; i++) h[i] = load32(w + i * bytes);
@@ -108,6 +120,19 @@ RL_INLINE void pair_iq4nl(const uint8_t *w, const int second, __m256i *lo, __m25
 typedef void (*head_fn)(const uint8_t *, size_t, __m256 *, __m256 *);
 typedef void (*pair_fn)(const uint8_t *, const int, __m256i *, __m256i *);
 
+// Blocks 2p and 2p + 1 of n.
+RL_INLINE void nibble_step(const uint8_t *w, const size_t bytes, pair_fn pair, const int sign, size_t n,
+                           const act_ptr *x, size_t g, const __m256 *ds, __m256 *acc, const int nt, const int p) {
+    if ((size_t)(2 * p) >= n) return;
+    __m256i lo, hi;
+    pair(w + 2 * (size_t)p * bytes, n == 8 || (size_t)(2 * p + 1) < n, &lo, &hi);
+    for (int t = 0; t < nt; t++) {
+        const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
+        __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
+        *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, sign)), spread(ds[t], p), *s);
+    }
+}
+
 // Up to 8 blocks. n is the constant 8 in the main loop.
 RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, pair_fn pair, const int sign, size_t n,
                             const act_ptr *x, size_t g, __m256 *acc, __m256 *min, const int nt) {
@@ -117,17 +142,10 @@ RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, 
         ds[t] = _mm256_mul_ps(d, act_scales(&x[t], g));
         if (!sign) min[t] = _mm256_fmadd_ps(m, _mm256_loadu_ps(x[t].s + g), min[t]);
     }
-#pragma GCC unroll 4
-    for (int p = 0; p < 4; p++) {
-        if ((size_t)(2 * p) >= n) break;
-        __m256i lo, hi;
-        pair(w + 2 * (size_t)p * bytes, n == 8 || (size_t)(2 * p + 1) < n, &lo, &hi);
-        for (int t = 0; t < nt; t++) {
-            const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
-            __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
-            *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, sign)), spread(ds[t], p), *s);
-        }
-    }
+    nibble_step(w, bytes, pair, sign, n, x, g, ds, acc, nt, 0);
+    nibble_step(w, bytes, pair, sign, n, x, g, ds, acc, nt, 1);
+    nibble_step(w, bytes, pair, sign, n, x, g, ds, acc, nt, 2);
+    nibble_step(w, bytes, pair, sign, n, x, g, ds, acc, nt, 3);
 }
 
 RL_INLINE void nibble_row(const uint8_t *w, const size_t bytes, head_fn head, pair_fn pair, const int sign, size_t cols,
@@ -153,15 +171,15 @@ RL_INLINE void q8_0_group(const uint8_t *w, size_t n, const act_ptr *x, size_t g
     _Alignas(32) float ds[4][8];
     __m256 d = gather_d(w, 34, n);
     for (int t = 0; t < nt; t++) _mm256_store_ps(ds[t], _mm256_mul_ps(d, act_scales(&x[t], g)));
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        if ((size_t)j >= n) break;
-        __m256i q = load256(w + 34 * j + 2);
-        for (int t = 0; t < nt; t++) {
-            __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];
-            __m256i i = dot(q, x[t].natural + 32 * (g + (size_t)j), 1);
-            *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), _mm256_broadcast_ss(&ds[t][j]), *s);
-        }
+    for (int t = 0; t < nt; t++) {
+#define STEP(j)                                                                                                        \
+    if (j < n) {                                                                                                       \
+        __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];                                                       \
+        __m256i i = dot(load256(w + 34 * j + 2), x[t].natural + 32 * (g + j), 1);                                      \
+        *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), _mm256_broadcast_ss(&ds[t][j]), *s);                               \
+    }
+        STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)
+#undef STEP
     }
 }
 

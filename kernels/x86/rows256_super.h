@@ -15,11 +15,8 @@ RL_INLINE __m256i right(__m256i v, const int n) {
 RL_INLINE __m256i left(__m256i v, const int n) {
     return _mm256_slli_epi16(v, n);
 }
-RL_INLINE __m256 bytes_ps(uint64_t v) { // 8 unsigned bytes
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)v)));
-}
-
-// Scales of one superblock. Per 32 values: s0 and m (times the sums of activations). Per 16: s0 for the first 128
+// Scales of one superblock. Per 32 values: s0 and m (times the sums of activations,
+// subtracted). Per 16: s0 for the first 128
 // values, s1 for the rest, and integer minimums mn16 that multiply sums of 16 values, with their scale dm.
 typedef struct {
     __m256 s0, s1, m;
@@ -27,14 +24,21 @@ typedef struct {
     float dm;
 } scales;
 
-// 8 scales and 8 minimums of 6 bits each in 12 bytes.
+// 8 scales and 8 minimums of 6 bits each in the 12 bytes a, b, c behind two halves: a and b hold the low 4 groups
+// and the top bits of the others, c the low bits of those.
 RL_INLINE scales scales_k4(const uint8_t *w) {
-    uint32_t a = load32(w + 4), b = load32(w + 8), c = load32(w + 12);
-    uint64_t sc = (a & 0x3F3F3F3Fu) | (uint64_t)((c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u)) << 32;
-    uint64_t mn = (b & 0x3F3F3F3Fu) | (uint64_t)((c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u)) << 32;
+    __m128i v = load128(w), low, top;
+    low = _mm_shuffle_epi32(v, _MM_SHUFFLE(3, 2, 3, 1)); // a, c, b, c
+    low = _mm_and_si128(_mm_srlv_epi32(low, _mm_setr_epi32(0, 0, 0, 4)),
+                        _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F));
+    top = _mm_shuffle_epi32(v, _MM_SHUFFLE(2, 2, 1, 1));
+    top = _mm_and_si128(_mm_srli_epi32(top, 2), _mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
+    v = _mm_or_si128(low, top); // scales, minimums
+    __m128 d = _mm_cvtph_ps(_mm_cvtsi32_si128((int)load32(w)));
     scales s = {0};
-    s.s0 = _mm256_mul_ps(bytes_ps(sc), _mm256_set1_ps(half1(w)));
-    s.m = _mm256_mul_ps(bytes_ps(mn), _mm256_set1_ps(-half1(w + 2)));
+    s.s0 = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_broadcastss_ps(d));
+    s.m = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(v, v))),
+                        _mm256_broadcastss_ps(_mm_movehdup_ps(d)));
     return s;
 }
 // 16 signed bytes times d. `offset` is what storage adds to each value.
@@ -157,6 +161,33 @@ RL_INLINE __m256 minimums(__m256i mn16, const act_ptr *x, size_t g) {
 #endif
 }
 
+// 32 values: v is vector 4 * half + j of the superblock; their scale is in ds (per 32) or d (per 16).
+RL_INLINE void super_step(__m256i v, const int kind, const size_t bytes, const act_ptr *x, size_t g,
+                          const float (*ds)[8], const __m256 *d, __m256 *acc, const int nt, const int half,
+                          const int j) {
+    const int per_16 = kind == PER_16_OFFSET || kind == PER_16_MIN;
+    const int sign = kind == PER_32_SIGNED || (RL_BITS == 16 && kind == PER_16_OFFSET);
+    // Without int16 sums of 16 to take the offset back, values are made signed.
+    if (sign && kind == PER_16_OFFSET)
+        v = _mm256_sub_epi8(v, _mm256_set1_epi8(bytes == sizeof(rl_block_q6_k) ? 32 : 4));
+    for (int t = 0; t < nt; t++) {
+        __m256i i = dot(v, x[t].natural + 32 * g + 128 * half + 32 * j, sign);
+        __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];
+        __m256 f = per_16 ? spread(d[t], j) : _mm256_broadcast_ss(&ds[t][4 * half + j]);
+        *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), f, *s);
+    }
+}
+
+RL_INLINE void super_half(const uint8_t *w, half_fn half_of, const int kind, const size_t bytes, const act_ptr *x,
+                          size_t g, const float (*ds)[8], const __m256 *d, __m256 *acc, const int nt, const int half) {
+    __m256i v[4];
+    half_of(w, half, v);
+    super_step(v[0], kind, bytes, x, g, ds, d, acc, nt, half, 0);
+    super_step(v[1], kind, bytes, x, g, ds, d, acc, nt, half, 1);
+    super_step(v[2], kind, bytes, x, g, ds, d, acc, nt, half, 2);
+    super_step(v[3], kind, bytes, x, g, ds, d, acc, nt, half, 3);
+}
+
 RL_INLINE void super_row(const uint8_t *w, const size_t bytes, scales_fn scales_of, half_fn half_of, const int kind,
                          size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out, const int nt) {
     act_ptr x[4];
@@ -175,7 +206,7 @@ RL_INLINE void super_row(const uint8_t *w, const size_t bytes, scales_fn scales_
             __m256 xs = act_scales(&x[t], g);
             if (!per_16) {
                 _mm256_store_ps(ds[t], _mm256_mul_ps(sc.s0, xs));
-                if (kind == PER_32_MIN) min[t] = _mm256_fmadd_ps(sc.m, _mm256_loadu_ps(x[t].s + g), min[t]);
+                if (kind == PER_32_MIN) min[t] = _mm256_fnmadd_ps(sc.m, _mm256_loadu_ps(x[t].s + g), min[t]);
             } else {
                 d0[t] = _mm256_mul_ps(sc.s0, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup) : xs);
                 d1[t] = _mm256_mul_ps(sc.s1, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup4) : xs);
@@ -184,23 +215,8 @@ RL_INLINE void super_row(const uint8_t *w, const size_t bytes, scales_fn scales_
                         _mm256_fmadd_ps(minimums(sc.mn16, &x[t], g), _mm256_mul_ps(xs, _mm256_set1_ps(sc.dm)), min[t]);
             }
         }
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            __m256i v[4];
-            half_of(w, half, v);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                // Without int16 sums of 16 to take the offset back, values are made signed.
-                if (sign && kind == PER_16_OFFSET)
-                    v[j] = _mm256_sub_epi8(v[j], _mm256_set1_epi8(bytes == sizeof(rl_block_q6_k) ? 32 : 4));
-                for (int t = 0; t < nt; t++) {
-                    __m256i i = dot(v[j], x[t].natural + 32 * g + 128 * half + 32 * j, sign);
-                    __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];
-                    __m256 f = per_16 ? spread(half ? d1[t] : d0[t], j) : _mm256_broadcast_ss(&ds[t][4 * half + j]);
-                    *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), f, *s);
-                }
-            }
-        }
+        super_half(w, half_of, kind, bytes, x, g, ds, d0, acc, nt, 0);
+        super_half(w, half_of, kind, bytes, x, g, ds, d1, acc, nt, 1);
     }
     finish(acc, min, out, ld_out, nt);
 }
