@@ -28,8 +28,8 @@ RL_ROWS_QUANT_REF(RL_IQ4_XS, iq4xs)
 #define RL_ROWS_BLOCKS(isa)                                                                                            \
     RL_ROWS_NIB(RL_Q4_0, q4_0, isa)                                                                                    \
     RL_ROWS_NIB(RL_Q4_1, q4_1, isa)                                                                                    \
-    RL_ROWS_NIB(RL_Q5_0, q5_0, isa) RL_ROWS_NIB(RL_Q5_1, q5_1, isa) RL_ROWS_NIB(RL_IQ4_NL, iq4nl, isa)                 \
-        RL_ROWS_NAT(RL_Q8_0, q8_0, isa)
+    RL_ROWS_NIB(RL_Q5_0, q5_0, isa)                                                                                    \
+    RL_ROWS_NIB(RL_Q5_1, q5_1, isa) RL_ROWS_NIB(RL_IQ4_NL, iq4nl, isa) RL_ROWS_NAT(RL_Q8_0, q8_0, isa)
 #define RL_ROWS_NIB(type, t, isa)                                                                                      \
     RL_ROWS(rl_rows_##t##_q8_##isa, type, RL_ACT_Q8 | RL_ACT_Q8N, isa)                                                 \
     RL_ROWS(rl_rows_##t##_q16_##isa, type, RL_ACT_Q16 | RL_ACT_Q16N, isa)
@@ -38,9 +38,11 @@ RL_ROWS_QUANT_REF(RL_IQ4_XS, iq4xs)
     RL_ROWS(rl_rows_##t##_q16_##isa, type, RL_ACT_Q16 | RL_ACT_Q16E, isa)
 #define RL_ROWS_SUPER(isa)                                                                                             \
     RL_ROWS_NAT(RL_Q2_K, q2k, isa)                                                                                     \
-    RL_ROWS_NAT(RL_Q3_K, q3k, isa) RL_ROWS_NAT(RL_Q4_K, q4k, isa) RL_ROWS_NAT(RL_Q5_K, q5k, isa)                       \
-        RL_ROWS_NAT(RL_Q6_K, q6k, isa) RL_ROWS_NAT(RL_Q8_K, q8k, isa) RL_ROWS_NIB(RL_IQ4_XS, iq4xs, isa)
-RL_X86(RL_ROWS_BLOCKS(avx2) RL_ROWS_SUPER(avx2))
+    RL_ROWS_NAT(RL_Q3_K, q3k, isa)                                                                                     \
+    RL_ROWS_NAT(RL_Q4_K, q4k, isa) RL_ROWS_NAT(RL_Q5_K, q5k, isa) RL_ROWS_NAT(RL_Q6_K, q6k, isa)                       \
+        RL_ROWS_NAT(RL_Q8_K, q8k, isa) RL_ROWS_NIB(RL_IQ4_XS, iq4xs, isa)
+RL_X86(RL_ROWS_BLOCKS(avx2) RL_ROWS_SUPER(avx2) RL_ROWS_BLOCKS(avxvnni) RL_ROWS_SUPER(avxvnni) RL_ROWS_BLOCKS(avx512)
+           RL_ROWS_SUPER(avx512))
 
 #undef RL_ROWS
 #undef RL_ROWS_FLOAT_REF

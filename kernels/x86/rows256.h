@@ -48,6 +48,12 @@ typedef int16_t rl_x;
 RL_INLINE __m256i load256(const void *p) {
     return _mm256_loadu_si256((const __m256i *)p);
 }
+// Weights are loaded once and kept: left to itself, gcc folds a second, line-crossing load into the next operation.
+RL_INLINE __m256i weights(const void *p) {
+    __m256i v = load256(p);
+    __asm__("" : "+x"(v));
+    return v;
+}
 RL_INLINE __m128i load128(const void *p) {
     return _mm_loadu_si128((const __m128i *)p);
 }

@@ -95,14 +95,14 @@ RL_INLINE scales scales_iq4xs(const uint8_t *w) {
 
 // Half a superblock (128 values) as 4 vectors of bytes.
 RL_INLINE void half_q2k(const uint8_t *w, const int half, __m256i *v) {
-    __m256i q = load256(w + 16 + 32 * half);
+    __m256i q = weights(w + 16 + 32 * half);
     v[0] = bits(q, 3);
     v[1] = bits(right(q, 2), 3);
     v[2] = bits(right(q, 4), 3);
     v[3] = bits(right(q, 6), 3);
 }
 RL_INLINE void half_q3k(const uint8_t *w, const int half, __m256i *v) {
-    __m256i q = load256(w + 32 + 32 * half), h = load256(w);
+    __m256i q = weights(w + 32 + 32 * half), h = weights(w);
     h = half ? right(h, 2) : left(h, 2); // the bit of value 0 now has weight 4
     v[0] = _mm256_or_si256(bits(q, 3), bits(h, 4));
     v[1] = _mm256_or_si256(bits(right(q, 2), 3), bits(right(h, 1), 4));
@@ -110,14 +110,14 @@ RL_INLINE void half_q3k(const uint8_t *w, const int half, __m256i *v) {
     v[3] = _mm256_or_si256(bits(right(q, 6), 3), bits(right(h, 3), 4));
 }
 RL_INLINE void half_q4k(const uint8_t *w, const int half, __m256i *v) {
-    __m256i a = load256(w + 16 + 64 * half), b = load256(w + 48 + 64 * half);
+    __m256i a = weights(w + 16 + 64 * half), b = weights(w + 48 + 64 * half);
     v[0] = bits(a, 15);
     v[1] = bits(right(a, 4), 15);
     v[2] = bits(b, 15);
     v[3] = bits(right(b, 4), 15);
 }
 RL_INLINE void half_q5k(const uint8_t *w, const int half, __m256i *v) {
-    __m256i h = load256(w + 16);
+    __m256i h = weights(w + 16);
     half_q4k(w + 32, half, v);
     if (half == 0) {
         v[0] = _mm256_or_si256(v[0], bits(left(h, 4), 16));
@@ -132,14 +132,14 @@ RL_INLINE void half_q5k(const uint8_t *w, const int half, __m256i *v) {
     }
 }
 RL_INLINE void half_q6k(const uint8_t *w, const int half, __m256i *v) {
-    __m256i a = load256(w + 64 * half), b = load256(w + 64 * half + 32), h = load256(w + 128 + 32 * half);
+    __m256i a = weights(w + 64 * half), b = weights(w + 64 * half + 32), h = weights(w + 128 + 32 * half);
     v[0] = _mm256_or_si256(bits(a, 15), bits(left(h, 4), 48));
     v[1] = _mm256_or_si256(bits(b, 15), bits(left(h, 2), 48));
     v[2] = _mm256_or_si256(bits(right(a, 4), 15), bits(h, 48));
     v[3] = _mm256_or_si256(bits(right(b, 4), 15), bits(right(h, 2), 48));
 }
 RL_INLINE void half_q8k(const uint8_t *w, const int half, __m256i *v) {
-    for (int i = 0; i < 4; i++) v[i] = load256(w + 4 + 128 * half + 32 * i);
+    for (int i = 0; i < 4; i++) v[i] = weights(w + 4 + 128 * half + 32 * i);
 }
 
 typedef scales (*scales_fn)(const uint8_t *);
@@ -248,7 +248,7 @@ RL_INLINE void iq4xs_row(const uint8_t *w, size_t cols, const rl_act *act, size_
         for (int t = 0; t < nt; t++) ds[t] = _mm256_mul_ps(sc.s0, act_scales(&x[t], g));
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++) {
-            __m256i q = load256(w + 8 + 32 * p), lo = iq4_lookup(bits(q, 15)), hi = iq4_lookup(bits(right(q, 4), 15));
+            __m256i q = weights(w + 8 + 32 * p), lo = iq4_lookup(bits(q, 15)), hi = iq4_lookup(bits(right(q, 4), 15));
             for (int t = 0; t < nt; t++) {
                 const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
                 __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
