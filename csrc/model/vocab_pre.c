@@ -374,8 +374,10 @@ static size_t match_spaces_halving(const uint8_t *p, const uint8_t *end) {
     return (size_t)(q - p);
 }
 
-/// Three digits where what is left of the run is a multiple of three. With WORD_END the first group may be
-/// shorter, but the run must end a word.
+#define CUT SIZE_MAX // no match, but a word begins here
+
+/// A cut where what is left of the run is a multiple of three. With WORD_END a match of up to three digits, so that
+/// such a multiple is left, but the run must end a word.
 static size_t match_digits_by_three(const rule *r, const uint8_t *p, const uint8_t *end, memo *seen) {
     size_t len;
     if (p < seen->barren || !in(look(p, end, &len), RL_CP_DECIMAL)) return 0;
@@ -388,9 +390,9 @@ static size_t match_digits_by_three(const rule *r, const uint8_t *p, const uint8
         }
     }
     size_t take = seen->digits % 3;
-    if (take && !(r->flags & WORD_END)) {
+    if (!(r->flags & WORD_END)) {
         seen->digits--;
-        return 0;
+        return take ? 0 : CUT;
     }
     if (!take) take = 3;
     seen->digits -= take;
@@ -425,7 +427,11 @@ static bool split(const stage *const *stages, size_t left, const uint8_t *p, con
     while (p < end) {
         size_t n = 0;
         for (const rule *r = **stages; r->kind != END && !n; r++) n = match(r, p, end, &seen);
-        if (!n) {
+        if (n == CUT) {
+            if (!split(stages + 1, left - 1, gap, p, fn, arg)) return false;
+            gap = p;
+        }
+        if (!n || n == CUT) {
             look(p, end, &n);
             p += n;
             continue;

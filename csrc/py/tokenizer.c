@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "model/vocab.h"
+#include "model/vocab_pre.h"
 #include "py/gguf.h"
 
 #define LONG_TEXT 4096 // bytes from which other threads may run meanwhile
@@ -440,6 +441,46 @@ static PyObject *tokenizer_repr(py_tokenizer *self) {
                                 (unsigned long)info->n_tokens);
 }
 
+// ---- for tests: pre-tokenizers without a vocabulary ---------------------------------------------------------------
+
+static bool append_word(void *arg, const uint8_t *word, size_t n) {
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)word, (Py_ssize_t)n);
+    int rc = bytes ? PyList_Append(arg, bytes) : -1;
+    Py_XDECREF(bytes);
+    return rc == 0;
+}
+
+static PyObject *pre_tokenize(PyObject *m, PyObject *args) {
+    (void)m;
+    const char *name, *text;
+    Py_ssize_t name_len, n;
+    if (!PyArg_ParseTuple(args, "s#y#:_pre_tokenize", &name, &name_len, &text, &n)) return NULL;
+    const rl_pre *pre = rl_pre_find(name, (size_t)name_len);
+    if (!pre) return PyErr_Format(PyExc_ValueError, "no pre-tokenizer '%s'", name);
+    PyObject *words = PyList_New(0);
+    if (words && !rl_pre_split(pre, (const uint8_t *)text, (size_t)n, append_word, words)) Py_CLEAR(words);
+    return words;
+}
+
+static PyObject *pre_tokenizers(PyObject *m, PyObject *unused) {
+    (void)m;
+    (void)unused;
+    PyObject *names = PyList_New(0);
+    const char *name;
+    for (size_t i = 0; names && (name = rl_pre_name(i)); i++) {
+        PyObject *text = PyUnicode_FromString(name);
+        if (!text || PyList_Append(names, text) < 0) Py_CLEAR(names);
+        Py_XDECREF(text);
+    }
+    return names;
+}
+
+static PyMethodDef functions[] = {
+    {"_pre_tokenize", pre_tokenize, METH_VARARGS, "_pre_tokenize(name, text, /)\n--\n\nThe words of a text (bytes)."},
+    {"_pre_tokenizers", pre_tokenizers, METH_NOARGS,
+     "_pre_tokenizers()\n--\n\nThe names that tokenizer.ggml.pre may have."},
+    {0}};
+
 // ---- types --------------------------------------------------------------------------------------------------------
 
 static PyMethodDef tokenizer_methods[] = {
@@ -539,6 +580,7 @@ int rl_py_add_tokenizer(PyObject *m, rl_state *st) {
 #if PY_VERSION_HEX < 0x030A0000
     st->TokenizerType->tp_new = st->DecoderType->tp_new = NULL;
 #endif
+    if (PyModule_AddFunctions(m, functions) < 0) return -1;
     if (PyModule_AddObjectRef(m, "Tokenizer", (PyObject *)st->TokenizerType) < 0) return -1;
     return PyModule_AddObjectRef(m, "Decoder", (PyObject *)st->DecoderType);
 }
