@@ -50,9 +50,7 @@ PUBLISHED = {
     "jais-2": [LLAMA3[: -len(r"\s+(?!\S)|\s+")] + HALVING],
     "qwen2": [QWEN2],
     "qwen35": [
-        CONTRACTION
-        + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-        + WHITE
+        CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + WHITE
     ],
     "laguna": [r"[^\n]+|[\n]+", QWEN2],
     "ufakzeka": [QWEN2[len(CONTRACTION) + 1 :]],

@@ -28,7 +28,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = 128
 
 # \s of the regex engines: the White_Space property (str.isspace() also has U+001C..U+001F).
-WHITE = {0x20, 0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000, *range(9, 14), *range(0x2000, 0x200B)}
+WHITE = {
+    0x20,
+    0x85,
+    0xA0,
+    0x1680,
+    0x2028,
+    0x2029,
+    0x202F,
+    0x205F,
+    0x3000,
+    *range(9, 14),
+    *range(0x2000, 0x200B),
+}
 
 # Cased letters as the deepseek-llm pre-tokenizer lists them, one Unicode version frozen in its file.
 CASED = """41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C
@@ -101,7 +113,7 @@ def main():
         "// clang-format off",
         '#include "model/unicode.h"',
         "",
-        f"const char rl_unicode_version[] = \"{unicodedata.unidata_version}\";",
+        f'const char rl_unicode_version[] = "{unicodedata.unidata_version}";',
         "",
         array("uint32_t", "rl_cp_ascii", [list(masks)[i] for i in index[:128]], hexa=True),
         array("uint32_t", "rl_cp_masks", list(masks), hexa=True),

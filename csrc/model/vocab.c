@@ -102,7 +102,7 @@ rl_status rl_vocab_encode(const rl_vocab *v, const uint8_t *text, size_t n, rl_e
         }
         ok = encode_plain(&e, plain, (size_t)(p - plain), after_special);
         // A text that brings its own BOS gets no second one.
-        bool again = opt.bos && id == bos && out->n == begin + 1;
+        bool again = opt.bos && id == bos && p == text;
         if (ok && !again) ok = rl_ids_push(out, id);
         after_special = true;
         p += len;
