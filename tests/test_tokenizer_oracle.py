@@ -21,7 +21,15 @@ PROBES = [
     "2024 12345 \u00bd \u0663",
     "I've been 'told he's there, 'RE you sure? We'Ve a'lL y'all",
     "\tdef f(x):\n\t\treturn x  # \u4e2d\u6587 \U0001f468\u200d\U0001f469\u200d\U0001f467\r\n\r\n  end   ",
-    "\u043f\u0440\u0438\u0432\u0435\u0442 \u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947",
+    " ".join(
+        [
+            "\u043f\u0440\u0438\u0432\u0435\u0442",
+            "\u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1",
+            "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+            "\u0645\u0631\u062d\u0628\u0627",
+            "\u0928\u092e\u0938\u094d\u0924\u0947",
+        ]
+    ),
     "a" * 300 + " " * 300 + "\n" * 70 + "=" * 200,
 ]
 # Any character; and characters that meet at the borders of rules, in repetitions that long words are made of.
@@ -31,7 +39,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=SPAC
 ).map("".join)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def bpe_pair(name, path):
     from tokenizers import Regex, pre_tokenizers
 
@@ -89,7 +97,7 @@ def test_smollm2(smollm2):
     random_unicode()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def spm_pair(path):
     return tokenizer(path), outside_spm(path)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vocabularies for tests: the kept ones, small ones written on the spot, and the outside tokenizers made from either."""
+"""Vocabularies for tests: kept ones, small ones written on the spot, and outside tokenizers made from either."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SPACE = "\u2581"
 _folder = tempfile.TemporaryDirectory(prefix="rooflm-vocab-")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kept(name: str) -> Path:
     path = Path(_folder.name) / f"{name}.gguf"
     path.write_bytes(lzma.decompress((DATA / f"{name}.gguf.xz").read_bytes()))
     return path
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tokenizer(path) -> rooflm.Tokenizer:
     return rooflm.Tokenizer.from_gguf(path)
 
