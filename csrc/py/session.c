@@ -31,51 +31,8 @@ void rl_py_session_leave(py_session *s) {
     atomic_flag_clear_explicit(&s->busy, memory_order_release);
 }
 
-PyObject *rl_py_token_array(PyObject *tokens) {
-    PyObject *any = PyArray_FROM_O(tokens);
-    if (!any) return NULL;
-    PyArrayObject *a = (PyArrayObject *)any;
-    bool empty = PyArray_SIZE(a) == 0;
-    if (PyArray_NDIM(a) > 1 || !(PyArray_ISINTEGER(a) || empty)) {
-        PyErr_Format(PyExc_TypeError, "tokens must be a one-dimensional sequence of integers (use tokenizer.encode for "
-                                      "text)");
-        Py_DECREF(any);
-        return NULL;
-    }
-    PyObject *wide = PyArray_FROMANY(any, NPY_INT64, 0, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST);
-    Py_DECREF(any);
-    if (!wide) return NULL;
-    npy_intp n = PyArray_SIZE((PyArrayObject *)wide);
-    PyObject *out = PyArray_SimpleNew(1, &n, NPY_INT32);
-    const int64_t *in = PyArray_DATA((PyArrayObject *)wide);
-    int32_t *ids = out ? PyArray_DATA((PyArrayObject *)out) : NULL;
-    for (npy_intp i = 0; out && i < n; i++) {
-        if (in[i] < 0 || in[i] > INT32_MAX) {
-            PyErr_Format(PyExc_ValueError, "token %zd is %lld: ids are not negative and below the vocabulary size",
-                         (Py_ssize_t)i, (long long)in[i]);
-            Py_CLEAR(out);
-            break;
-        }
-        ids[i] = (int32_t)in[i];
-    }
-    Py_DECREF(wide);
-    return out;
-}
-
 static rl_state *state_of(py_session *self) {
     return rl_state_of_type(Py_TYPE(self));
-}
-
-typedef struct gil {
-    PyThreadState *saved;
-} gil;
-
-static bool poll_signals(void *arg) {
-    gil *g = arg;
-    PyEval_RestoreThread(g->saved);
-    bool stop = PyErr_CheckSignals() < 0;
-    g->saved = PyEval_SaveThread();
-    return stop;
 }
 
 // ---- life ----
@@ -219,200 +176,6 @@ static PyObject *session_close(py_session *self, PyObject *unused) {
     free_content(self);
     rl_py_session_leave(self);
     Py_RETURN_NONE;
-}
-
-// ---- evaluation ----
-
-// Which tokens want logits, from "last", "all", "none" or a slice. *one_row: the result is 1-D.
-static int parse_logits(PyObject *spec, Py_ssize_t n, rl_eval *ev, bool *one_row) {
-    *one_row = false;
-    ev->first = 0;
-    ev->step = 1;
-    ev->n_out = 0;
-    if (PySlice_Check(spec)) {
-        Py_ssize_t start, stop, step;
-        if (PySlice_Unpack(spec, &start, &stop, &step) < 0) return -1;
-        if (step < 1) {
-            PyErr_SetString(PyExc_ValueError, "logits takes a slice with a positive step");
-            return -1;
-        }
-        ev->n_out = (size_t)PySlice_AdjustIndices(n, &start, &stop, step);
-        ev->first = (size_t)start;
-        ev->step = (size_t)step;
-        return 0;
-    }
-    if (PyUnicode_Check(spec)) {
-        if (PyUnicode_CompareWithASCIIString(spec, "none") == 0) return 0;
-        if (PyUnicode_CompareWithASCIIString(spec, "all") == 0) {
-            ev->n_out = (size_t)n;
-            return 0;
-        }
-        if (PyUnicode_CompareWithASCIIString(spec, "last") == 0) {
-            ev->first = (size_t)(n - 1);
-            ev->n_out = 1;
-            *one_row = true;
-            return 0;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "logits is %R: it must be 'last', 'all', 'none' or a slice of the tokens", spec);
-    return -1;
-}
-
-// The array to write logits into: the caller's, checked, or a new one.
-static PyObject *logits_array(PyObject *out, size_t rows, size_t vocab, bool one_row) {
-    npy_intp dims[2] = {(npy_intp)rows, (npy_intp)vocab};
-    if (out == Py_None) return PyArray_SimpleNew(one_row ? 1 : 2, one_row ? dims + 1 : dims, NPY_FLOAT32);
-    PyArrayObject *a = (PyArrayObject *)out;
-    bool fits = PyArray_Check(out) && PyArray_TYPE(a) == NPY_FLOAT32 && PyArray_ISCARRAY(a) &&
-                (one_row ? PyArray_NDIM(a) == 1 && PyArray_DIM(a, 0) == dims[1]
-                         : PyArray_NDIM(a) == 2 && PyArray_DIM(a, 0) == dims[0] && PyArray_DIM(a, 1) == dims[1]);
-    if (!fits) {
-        if (one_row)
-            PyErr_Format(PyExc_ValueError, "out must be a writable C-contiguous float32 array of shape (%zu,)", vocab);
-        else
-            PyErr_Format(PyExc_ValueError, "out must be a writable C-contiguous float32 array of shape (%zu, %zu)",
-                         rows, vocab);
-        return NULL;
-    }
-    return Py_NewRef(out);
-}
-
-static int run_eval(py_session *self, rl_eval *ev) {
-    rl_state *st = state_of(self);
-    rl_err err;
-    rl_err_clear(&err);
-    rl_py_capture_attach(self, ev);
-    if (self->trace.events) ev->trace = &self->trace;
-    gil g;
-    ev->poll = poll_signals;
-    ev->poll_arg = &g;
-    g.saved = PyEval_SaveThread();
-    rl_status s = rl_session_eval(self->s, ev, &err);
-    PyEval_RestoreThread(g.saved);
-    if (s == RL_OK) return 0;
-    rl_raise(st, &err);
-    return -1;
-}
-
-static PyObject *session_eval(py_session *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"tokens", "logits", "out", NULL};
-    PyObject *tokens, *spec = NULL, *out = Py_None, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:eval", names, &tokens, &spec, &out)) return NULL;
-    PyObject *ids = rl_py_token_array(tokens);
-    if (!ids) return NULL;
-    Py_ssize_t n = PyArray_SIZE((PyArrayObject *)ids);
-    rl_eval ev = {.tokens = PyArray_DATA((PyArrayObject *)ids), .n_tok = (size_t)n};
-    bool one_row = true;
-    PyObject *text = spec ? Py_NewRef(spec) : PyUnicode_FromString("last");
-    if (!text) goto done;
-    if (n == 0) {
-        PyErr_SetString(PyExc_ValueError, "eval needs at least one token");
-        goto done;
-    }
-    if (parse_logits(text, n, &ev, &one_row) < 0) goto done;
-    if (rl_py_session_enter(state_of(self), self) < 0) goto done;
-    bool wants_none = PyUnicode_Check(text) && PyUnicode_CompareWithASCIIString(text, "none") == 0;
-    if (wants_none) {
-        if (run_eval(self, &ev) == 0) result = Py_NewRef(Py_None);
-    } else {
-        result = logits_array(out, ev.n_out, rl_engine_model(self->s->engine)->hp.n_vocab, one_row);
-        if (result) ev.logits = PyArray_DATA((PyArrayObject *)result);
-        if (result && run_eval(self, &ev) < 0) Py_CLEAR(result);
-    }
-    rl_py_session_leave(self);
-done:
-    Py_XDECREF(text);
-    Py_DECREF(ids);
-    return result;
-}
-
-// ---- log-probabilities, streamed ----
-
-typedef struct scorer {
-    const rl_vec *vec;
-    const int32_t *ids; // tokens from the first scored row on
-    size_t vocab, n_next, top;
-    double *next;      // n_next: log-probability of the following token
-    int32_t *top_ids;  // rows x top
-    float *top_values; // rows x top, log-probabilities, descending
-} scorer;
-
-static void top_of_row(const float *x, size_t vocab, size_t top, double lse, int32_t *ids, float *values) {
-    size_t have = 0;
-    for (size_t i = 0; i < vocab; i++) {
-        if (have == top && !(x[i] > values[top - 1])) continue;
-        size_t j = have < top ? have++ : top - 1;
-        for (; j > 0 && x[i] > values[j - 1]; j--) {
-            values[j] = values[j - 1];
-            ids[j] = ids[j - 1];
-        }
-        values[j] = x[i];
-        ids[j] = (int32_t)i;
-    }
-    for (size_t j = 0; j < top; j++) values[j] = (float)(values[j] - lse);
-}
-
-static void score_rows(void *arg, int ith, int nth, float *logits, size_t row0, size_t n_rows) {
-    scorer *s = arg;
-    for (size_t r = (size_t)ith; r < n_rows; r += (size_t)nth) {
-        const float *x = logits + r * s->vocab;
-        size_t row = row0 + r;
-        double lse = s->vec->logsumexp(x, s->vocab);
-        if (row < s->n_next) s->next[row] = x[s->ids[row + 1]] - lse;
-        if (s->top) top_of_row(x, s->vocab, s->top, lse, s->top_ids + row * s->top, s->top_values + row * s->top);
-    }
-}
-
-static PyObject *session_logprobs(py_session *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"tokens", "top", "start", NULL};
-    PyObject *tokens, *next = NULL, *top_ids = NULL, *top_values = NULL, *result = NULL;
-    Py_ssize_t top = 0, start = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$nn:logprobs", names, &tokens, &top, &start)) return NULL;
-    PyObject *ids = rl_py_token_array(tokens);
-    if (!ids) return NULL;
-    npy_intp n = PyArray_SIZE((PyArrayObject *)ids);
-    if (n == 0 || start < 0 || start >= n || top < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "logprobs of %zd tokens from position %zd with the top %zd: needs at least one "
-                     "token, 0 <= start < tokens, top >= 0",
-                     (Py_ssize_t)n, start, top);
-        goto done;
-    }
-    if (rl_py_session_enter(state_of(self), self) < 0) goto done;
-    size_t vocab = rl_engine_model(self->s->engine)->hp.n_vocab;
-    rl_vec vec;
-    rl_vec_init(&vec, &rl_engine_options(self->s->engine)->dispatch);
-    if ((size_t)top > vocab) top = (Py_ssize_t)vocab;
-    npy_intp n_next = n - 1 - start, dims[2] = {n - start, top};
-    next = PyArray_SimpleNew(1, &n_next, NPY_FLOAT64);
-    top_ids = PyArray_SimpleNew(2, dims, NPY_INT32);
-    top_values = PyArray_SimpleNew(2, dims, NPY_FLOAT32);
-    if (next && top_ids && top_values) {
-        const int32_t *data = PyArray_DATA((PyArrayObject *)ids);
-        scorer s = {.vec = &vec,
-                    .ids = data + start,
-                    .vocab = vocab,
-                    .n_next = (size_t)n_next,
-                    .top = (size_t)top,
-                    .next = PyArray_DATA((PyArrayObject *)next),
-                    .top_ids = PyArray_DATA((PyArrayObject *)top_ids),
-                    .top_values = PyArray_DATA((PyArrayObject *)top_values)};
-        rl_eval ev = {.tokens = data,
-                      .n_tok = (size_t)n,
-                      .first = (size_t)start,
-                      .step = 1,
-                      .n_out = (size_t)(n - start),
-                      .consume = score_rows,
-                      .consume_arg = &s};
-        if (run_eval(self, &ev) == 0) result = PyTuple_Pack(3, next, top_ids, top_values);
-    }
-    rl_py_session_leave(self);
-done:
-    Py_XDECREF(next);
-    Py_XDECREF(top_ids);
-    Py_XDECREF(top_values);
-    Py_DECREF(ids);
-    return result;
 }
 
 // ---- state ----
@@ -566,95 +329,6 @@ static PyObject *session_kernels(py_session *self, PyObject *args) {
     return list;
 }
 
-// ---- several sequences in one step ----
-
-typedef struct group {
-    py_session **members;
-    rl_session **sessions;
-    size_t *n;
-    Py_ssize_t entered;
-} group;
-
-static PyObject *step_group(rl_state *st, group *g, Py_ssize_t count, PyObject *seqs, PyObject *lists) {
-    PyObject *joined = NULL, *out = NULL;
-    size_t total = 0;
-    PyObject *arrays = PyList_New(0);
-    for (Py_ssize_t i = 0; arrays && i < count; i++) {
-        PyObject *o = PySequence_Fast_GET_ITEM(seqs, i);
-        PyObject *ids = NULL;
-        if (!PyObject_TypeCheck(o, st->SessionType))
-            PyErr_Format(PyExc_TypeError, "item %zd is no Session", i);
-        else if (rl_py_session_enter(st, (py_session *)o) == 0) { // the same one twice is busy
-            g->members[g->entered++] = (py_session *)o;
-            g->sessions[i] = ((py_session *)o)->s;
-            ids = rl_py_token_array(PySequence_Fast_GET_ITEM(lists, i));
-        }
-        if (!ids || PyList_Append(arrays, ids) < 0) {
-            Py_XDECREF(ids);
-            Py_CLEAR(arrays);
-            break;
-        }
-        g->n[i] = (size_t)PyArray_SIZE((PyArrayObject *)ids);
-        total += g->n[i];
-        Py_DECREF(ids);
-    }
-    if (!arrays) return NULL;
-    npy_intp dims[2] = {(npy_intp)count, (npy_intp)rl_engine_model(g->sessions[0]->engine)->hp.n_vocab};
-    npy_intp n_all = (npy_intp)total;
-    joined = PyArray_SimpleNew(1, &n_all, NPY_INT32);
-    out = PyArray_SimpleNew(2, dims, NPY_FLOAT32);
-    if (joined && out) {
-        int32_t *to = PyArray_DATA((PyArrayObject *)joined);
-        for (Py_ssize_t i = 0; i < count; i++) {
-            memcpy(to, PyArray_DATA((PyArrayObject *)PyList_GET_ITEM(arrays, i)), g->n[i] * sizeof *to);
-            to += g->n[i];
-        }
-        rl_err err;
-        rl_err_clear(&err);
-        gil lock;
-        lock.saved = PyEval_SaveThread();
-        rl_status s = rl_session_step_many(g->sessions, (size_t)count, PyArray_DATA((PyArrayObject *)joined), g->n,
-                                           PyArray_DATA((PyArrayObject *)out), poll_signals, &lock, &err);
-        PyEval_RestoreThread(lock.saved);
-        if (s != RL_OK) {
-            rl_raise(st, &err);
-            Py_CLEAR(out);
-        }
-    } else {
-        Py_CLEAR(out);
-    }
-    Py_XDECREF(joined);
-    Py_DECREF(arrays);
-    return out;
-}
-
-static PyObject *step_many(PyTypeObject *type, PyObject *args) {
-    rl_state *st = rl_state_of_type(type);
-    PyObject *sessions, *tokens, *result = NULL;
-    if (!PyArg_ParseTuple(args, "OO:_step_many", &sessions, &tokens)) return NULL;
-    PyObject *seqs = PySequence_Fast(sessions, "sessions must be a sequence");
-    PyObject *lists = PySequence_Fast(tokens, "tokens must be a sequence of token arrays");
-    Py_ssize_t count = seqs ? PySequence_Fast_GET_SIZE(seqs) : 0;
-    if (seqs && lists && (count < 1 || PySequence_Fast_GET_SIZE(lists) != count)) {
-        PyErr_Format(PyExc_ValueError, "a step takes one token array for each of at least one session");
-    } else if (seqs && lists) {
-        group g = {.members = PyMem_Calloc((size_t)count, sizeof *g.members),
-                   .sessions = PyMem_Calloc((size_t)count, sizeof *g.sessions),
-                   .n = PyMem_Calloc((size_t)count, sizeof *g.n)};
-        if (g.members && g.sessions && g.n)
-            result = step_group(st, &g, count, seqs, lists);
-        else
-            PyErr_NoMemory();
-        for (Py_ssize_t i = 0; i < g.entered; i++) rl_py_session_leave(g.members[i]);
-        PyMem_Free(g.members);
-        PyMem_Free(g.sessions);
-        PyMem_Free(g.n);
-    }
-    Py_XDECREF(seqs);
-    Py_XDECREF(lists);
-    return result;
-}
-
 // ---- attributes ----
 
 static const rl_engine_opts *opts_of(py_session *self) {
@@ -794,8 +468,8 @@ PyDoc_STRVAR(load_doc,
              "and KV settings saved. FormatError when they differ.");
 
 static PyMethodDef session_methods[] = {
-    {"eval", (PyCFunction)(void (*)(void))session_eval, METH_VARARGS | METH_KEYWORDS, eval_doc},
-    {"logprobs", (PyCFunction)(void (*)(void))session_logprobs, METH_VARARGS | METH_KEYWORDS, logprobs_doc},
+    {"eval", (PyCFunction)(void (*)(void))rl_py_session_eval, METH_VARARGS | METH_KEYWORDS, eval_doc},
+    {"logprobs", (PyCFunction)(void (*)(void))rl_py_session_logprobs, METH_VARARGS | METH_KEYWORDS, logprobs_doc},
     {"rewind", (PyCFunction)session_rewind, METH_O, rewind_doc},
     {"fork", (PyCFunction)session_fork, METH_NOARGS, fork_doc},
     {"save", (PyCFunction)session_save, METH_O, save_doc},
@@ -809,7 +483,7 @@ static PyMethodDef session_methods[] = {
     {"kernels", (PyCFunction)session_kernels, METH_VARARGS,
      "kernels($self, n_tokens=1, /)\n--\n\nPer matrix, the kernel that multiplies n_tokens tokens: a list of {'layer', "
      "'op', 'type', 'kernel', 'isa', 'tensor'}."},
-    {"_step_many", (PyCFunction)step_many, METH_VARARGS | METH_CLASS, NULL},
+    {"_step_many", (PyCFunction)rl_py_session_step_many, METH_VARARGS | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -833,7 +507,7 @@ static PyType_Spec session_spec = {
 
 int rl_py_add_session(PyObject *m, rl_state *st) {
     import_array1(-1);
-    if (rl_py_taps_init() < 0) return -1;
+    if (rl_py_taps_init() < 0 || rl_py_session_eval_init() < 0) return -1;
     st->SessionType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &session_spec, NULL);
     return st->SessionType ? PyModule_AddObjectRef(m, "Session", (PyObject *)st->SessionType) : -1;
 }

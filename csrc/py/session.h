@@ -26,9 +26,6 @@ typedef struct py_session {
 int rl_py_session_enter(rl_state *st, py_session *s);
 void rl_py_session_leave(py_session *s);
 
-/// int32 ids of any sequence of integers, as a new 1-D C-contiguous array; NULL with an exception set.
-PyObject *rl_py_token_array(PyObject *tokens);
-
 // taps.c
 int rl_py_taps_init(void);
 /// Name of a tap: "blk.3.resid_post", "final_norm".
@@ -40,6 +37,12 @@ PyObject *rl_py_take_taps(py_session *s);
 /// Fills in an eval so that it captures.
 void rl_py_capture_attach(py_session *s, rl_eval *ev);
 void rl_py_capture_free(struct rl_capture *c);
+
+// session_eval.c
+int rl_py_session_eval_init(void);
+PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs);
+PyObject *rl_py_session_logprobs(py_session *self, PyObject *args, PyObject *kwargs);
+PyObject *rl_py_session_step_many(PyTypeObject *type, PyObject *args);
 
 // session.c
 int rl_py_add_session(PyObject *m, rl_state *st);

@@ -24,6 +24,9 @@ from rooflm.generation import Generation
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rooflm.batch import Batch
+    from rooflm.tracing import Trace
+
 DEFAULT_N_CTX = 4096
 
 
@@ -123,6 +126,12 @@ class Model:
             rope_base=rope_base,
             isa=isa,
         )
+
+    def batch(self, **options: Any) -> Batch:
+        """Several sequences computed in one step; see rooflm.batch. Takes the options of session()."""
+        from rooflm.batch import Batch
+
+        return Batch(self, options)
 
     def taps(self) -> list[dict[str, Any]]:
         """What Session.capture can take: a list of records with name, shape and dtype. In a shape None stands for the
@@ -338,6 +347,12 @@ class Session:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             tokenize_s=time.perf_counter() - start,
         )
+
+    def trace(self, capacity: int = 100_000) -> Trace:
+        """Context manager: times of every evaluation inside it by layer and operation; see rooflm.tracing.Trace."""
+        from rooflm.tracing import Trace
+
+        return Trace(self, capacity)
 
     # ---- layer taps ----
 
