@@ -12,6 +12,9 @@ import numpy as np
 
 from rooflm import _core
 
+# Names of kernels/tiers.h, best last; only one architecture's are in a build.
+TIERS = ("ref", "neon", "dotprod", "i8mm", "avx2", "avxvnni", "avx512")
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -45,6 +48,11 @@ class Kernels(Sequence[Kernel]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def isa(self) -> str:
+        """The best tier among the chosen kernels."""
+        return max((k.isa for k in self if k.chosen), key=TIERS.index, default="ref")
 
     def select(self, **fields: Any) -> Kernels:
         """The entries whose fields have these values, e.g. ``select(family="rows", chosen=True)``."""

@@ -155,8 +155,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    # A warning is one line, too: the file and line of our own code say nothing to a user of the command.
-    warnings.showwarning = _show_warning
+    with warnings.catch_warnings():
+        # A warning is one line, too: file and line of our own code say nothing to a user of the command.
+        warnings.showwarning = _show_warning
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from rooflm._commands import UsageError
 
     try:

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subcommands about speed and the machine: kernels, machine, demo, bench, synth."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from rooflm._output import emit, megabytes, table
+
+DEMO_PROMPT = "Memory bandwidth decides how fast a language model answers, because"
+DEMO_PREFILL = 256  # tokens of the measured prompt
+# What llama.cpp calls the shape of SmolLM2-135M, for a demo without a network.
+DEMO_SHAPE = "smollm2"
+
+
+def kernels(args: argparse.Namespace) -> int:
+    import rooflm
+
+    every = rooflm.kernels()
+    rows = every if args.all else every.select(chosen=True)
+    if args.json:
+        emit({"schema": 1, "isa": every.isa, "kernels": [asdict(k) for k in rows]})
+    else:
+        print(repr(rows))
+        if not args.all:
+            print(f"\n{len(rows)} chosen of {len(every)} kernels; --all shows the others and why")
+    return 0
+
+
+def machine(args: argparse.Namespace) -> int:
+    import rooflm
+
+    facts = rooflm.machine(measure=args.measure)
+    if args.json:
+        emit(facts)
+    else:
+        print(facts)
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.bench(
+        resolve_model(args.model),
+        prompt=args.prompt,
+        gen=args.gen,
+        depth=args.depth,
+        kv=args.kv,
+        compute=args.compute,
+        threads=args.threads,
+        kernel=args.kernel,
+        cpus=args.cpus,
+        repeats=args.repeats,
+        progress=_line_on_terminal if sys.stderr.isatty() and not args.json else None,
+    )
+    if args.json:
+        emit(result)
+        return 0
+    for row in result.summary():
+        print(_speed_lines(row))
+    return 0
+
+
+def _line_on_terminal(text: str) -> None:
+    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _speed_lines(row: dict[str, Any]) -> str:
+    """The figures of one setting, each with its unit; prefill and decode apart."""
+
+    def number(key: str, digits: int = 1) -> str:
+        return "-" if row[key] is None else f"{row[key]:.{digits}f}"
+
+    lines = [
+        f"prompt {row['prompt']}, generated {row['gen']}, depth {row['depth']}, kv {row['kv']}, "
+        f"compute {row['compute']}, {row['threads']} threads, {row['repeats']} repetitions (medians)",
+        f"  prefill          {number('prefill_tps')} tok/s",
+        f"  first token      {number('ttft_ms')} ms",
+        f"  decode           {number('decode_tps')} tok/s",
+        f"  bytes per token  {megabytes(row['bytes_per_token'])}",
+        f"  read bandwidth   {number('read_gbs')} GB/s of the same bytes, the better of before and after",
+        f"  ceiling          {number('ceiling_tps')} tok/s",
+    ]
+    if row["ceiling_share"] is not None:
+        lines.append(f"  share            {100 * row['ceiling_share']:.0f} % of the ceiling")
+    return "\n".join(lines)
+
+
+def demo(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import FetchError
+
+    synthetic = False
+    try:
+        path = rooflm.fetch("smollm2", progress=not args.json)
+    except FetchError as e:
+        if e.reason not in ("network", "pip"):
+            raise
+        print(f"rooflm: {e}\nrooflm: using a synthetic model of the same shape: its text means nothing", file=sys.stderr)
+        path, synthetic = _synthetic_demo_model(), True
+    model = rooflm.Model(path)
+    with model.session(n_ctx=1024, n_threads=args.threads) as session:
+        if not args.json:
+            print(f"{model}\n\n{DEMO_PROMPT}", end="", flush=True)
+        generation = session.generate(DEMO_PROMPT, max_tokens=args.n)
+        for piece in generation:
+            if not args.json:
+                print(piece, end="", flush=True)
+        threads, isa = session.n_threads, session.isa
+        agreement = exact_path_agreement(model, [*generation.prompt_ids, *generation.ids], threads)
+    result = rooflm.bench(model, prompt=DEMO_PREFILL, gen=max(args.n, 2), threads=threads, repeats=3)
+    row = result.summary()[0]
+    record = {
+        "schema": 1,
+        "model": str(path),
+        "synthetic": synthetic,
+        "text": generation.text,
+        "ids": generation.ids,
+        "isa": isa,
+        "threads": threads,
+        **{k: row[k] for k in ("prefill_tps", "decode_tps", "ttft_ms", "bytes_per_token", "read_gbs", "ceiling_tps")},
+        "ceiling_share": row["ceiling_share"],
+        "agreement": agreement,
+    }
+    if args.json:
+        emit(record)
+        return 0
+    print(f"\n\n{_speed_lines(row)}")
+    print(
+        f"  exact path       top choice equal at {agreement['top1_equal']} of {agreement['positions']} positions, "
+        f"mean KL(exact || {agreement['compute']}) {agreement['kl_mean']:.1e} nats"
+    )
+    print(f"  kernels          {isa}; `rooflm kernels` lists them")
+    return 0
+
+
+def _synthetic_demo_model() -> Path:
+    from rooflm import synth
+    from rooflm.fetching import cache_dir
+
+    path = cache_dir() / "synthetic-smollm2.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        synth.write(path, size=DEMO_SHAPE, type="Q4_1")
+    return path
+
+
+def exact_path_agreement(model: Any, ids: list[int], threads: Optional[int], compute: str = "auto") -> dict[str, Any]:
+    """The quantized path beside compute="f32" on the same tokens: how often the top choice agrees, and the mean
+    KL(exact || quantized) in nats."""
+    logits = {}
+    for way, kv in (("f32", "f32"), (compute, "f16")):
+        with model.session(n_ctx=len(ids), compute=way, kv=kv, n_threads=threads) as s:
+            logits[way] = s.eval(ids, logits="all").astype(np.float64)
+    log_p, log_q = (_log_softmax(logits[way]) for way in ("f32", compute))
+    kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    return {
+        "compute": compute,
+        "positions": len(ids),
+        "top1_equal": int((log_p.argmax(axis=1) == log_q.argmax(axis=1)).sum()),
+        "kl_mean": float(kl.mean()),
+        "kl_max": float(kl.max()),
+    }
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(axis=1, keepdims=True)))
+
+
+def synth(args: argparse.Namespace) -> int:
+    from rooflm import synth as maker
+
+    shape = {
+        "width": args.width,
+        "layers": args.layers,
+        "heads": args.heads,
+        "kv_heads": args.kv_heads,
+        "ffn": args.ffn,
+        "vocab": args.vocab,
+    }
+    record = maker.write(
+        Path(args.out), arch=args.arch, size=args.size, type=args.type, seed=args.seed,
+        **{k: v for k, v in shape.items() if v is not None},
+    )  # fmt: skip
+    if args.json:
+        emit(record)
+    else:
+        print(table([record], list(record)))
+    return 0

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: forms that scripts rely on, one-line errors, exit codes, and that streams end cleanly."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import rooflm
+from rooflm.cli import build_parser, main
+
+COMMANDS = ("fetch", "info", "tokenize", "run", "chat", "ppl", "kernels", "machine", "demo", "bench", "synth")
+
+
+def rooflm_command(*args, text="", env=None, timeout=120):
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "rooflm", *map(str, args)],
+        input=text, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """The command in this process, which is faster: (exit code, standard output, standard error)."""
+
+    def call(*args, text=""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+        capsys.readouterr()
+        try:
+            code = main([str(a) for a in args])
+        except SystemExit as e:
+            code = e.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def answer(command):
+    """The JSON object that the command prints, and nothing else beside it."""
+
+    def call(*args, text=""):
+        code, out, err = command(*args, text=text)
+        assert code == 0, err
+        assert out.count("\n") == 1
+        return json.loads(out, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
+
+    return call
+
+
+# ---- usage ----
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_json(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0 and "--json" in out
+
+
+def test_the_module_is_the_command():
+    out = rooflm_command("--version")
+    assert out.returncode == 0 and out.stdout == f"rooflm {rooflm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["nonsense"],
+        ["run"],
+        ["ppl", "x.gguf"],
+        ["run", "x.gguf", "-p", "a", "-n", "-1"],
+        ["run", "x.gguf", "-p", "a", "--threads", "0"],
+        ["run", "x.gguf", "-p", "a", "--compute", "int4"],
+        ["run", "x.gguf", "-p", "a", "--promt", "b"],
+        ["run", "x.gguf", "-p", "a", "--file", "b"],
+        ["chat", "x.gguf", "--json"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2_without_traceback(command, args):
+    code, out, err = command(*args)
+    assert code == 2 and err and "Traceback" not in err and out == ""
+
+
+@pytest.mark.parametrize("name", ["info", "run", "tokenize", "ppl", "bench"])
+@pytest.mark.parametrize("what", ["missing", "not GGUF", "directory", "empty"])
+def test_bad_files_are_one_line_and_exit_code_1(tmp_path, command, name, what):
+    path = tmp_path / "m.gguf"
+    if what == "not GGUF":
+        path.write_bytes(b"PK\x03\x04" + bytes(100))
+    elif what == "directory":
+        path.mkdir()
+    elif what == "empty":
+        path.write_bytes(b"")
+    extra = {"run": ["-p", "x"], "tokenize": ["-p", "x"], "ppl": ["--text", __file__]}.get(name, [])
+    code, out, err = command(name, path, *extra)
+    assert code == 1, err
+    assert err.startswith("rooflm: ") and err.count("\n") == 1 and str(path) in err
+    assert out == ""
+
+
+def test_unknown_model_name_says_what_there_is(command):
+    code, _, err = command("info", "nosuchmodel")
+    assert code == 1 and "smollm2" in err and "rooflm fetch nosuchmodel" in err
+
+
+def test_abbreviated_options_are_refused():
+    """An abbreviation would change its meaning when an option is added."""
+    with pytest.raises(SystemExit) as e:
+        build_parser().parse_args(["run", "m", "--promp", "x"])
+    assert e.value.code == 2
+
+
+def test_broken_pipe_is_silent(smollm2):
+    p = subprocess.Popen(
+        [sys.executable, "-m", "rooflm", "info", smollm2, "--metadata"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    p.stdout.read(10)
+    p.stdout.close()
+    assert p.stderr.read() == b"" and p.wait() in (0, 1)
+
+
+# ---- commands ----
+
+
+def test_kernels(command, answer):
+    record = answer("kernels", "--json", "--all")
+    names = {k["name"] for k in record["kernels"]}
+    assert names == {k.name for k in rooflm.kernels()}
+    assert any(k["chosen"] for k in record["kernels"]) and record["isa"]
+    code, chosen, _ = command("kernels")
+    assert code == 0 and all(k["name"] in chosen for k in record["kernels"] if k["chosen"])
+
+
+def test_kernels_limited_by_environment(command, answer, monkeypatch):
+    monkeypatch.setenv("ROOFLM_ISA", "ref")
+    record = answer("kernels", "--json", "--all")
+    assert {k["isa"] for k in record["kernels"] if k["chosen"]} == {"ref"} and record["isa"] == "ref"
+    monkeypatch.setenv("ROOFLM_ISA", "pentium")
+    code, _, err = command("kernels")
+    assert code == 1 and "pentium" in err
+
+
+def test_info(command, answer, smollm2):
+    record = answer("info", smollm2, "--json")
+    assert record["arch"] == "llama" and record["can_run"] is True and record["why_not"] is None
+    assert record["file_bytes"] == 98_362_432 and record["n_ctx_train"] == 8192 and record["vocabulary"] == 49152
+    # 134.5 million parameters; tied: the output matrix is not counted twice
+    assert record["n_params"] == pytest.approx(134.5e6, rel=0.01)
+    assert sum(t["nbytes"] for t in record["types"]) == record["tensor_bytes"] < record["file_bytes"]
+    assert 4.5 < record["bits_per_weight"] < 6.5
+    code, out, _ = command("info", smollm2)
+    assert code == 0 and "Q4_1" in out and "can run           yes" in out
+
+
+def test_tokenize(command, answer, smollm2, tmp_path):
+    record = answer("tokenize", smollm2, "-p", "Hello world", "--json")
+    t = rooflm.Tokenizer.from_gguf(smollm2)
+    assert record["ids"] == list(t.encode("Hello world")) and t.decode(record["ids"]) == "Hello world"
+    text = "line\r\nthree <|im_start|> \u00e9\u4e2d\n"
+    f = tmp_path / "t.txt"
+    f.write_bytes(text.encode())
+    from_file = answer("tokenize", smollm2, "--file", f, "--json")["ids"]
+    assert from_file == list(t.encode(text)) == answer("tokenize", smollm2, "--json", text=text)["ids"]
+    special = answer("tokenize", smollm2, "--file", f, "--json", "--special")["ids"]
+    assert special == list(t.encode(text, special=True)) != from_file
+    f.write_bytes(b"ab\xff")
+    code, _, err = command("tokenize", smollm2, "--file", f)
+    assert code == 1 and "byte 2 is 0xff" in err
+
+
+def test_run_json_equals_the_python_side(answer, smollm2):
+    record = answer("run", smollm2, "-p", "The capital of France is", "-n", 8, "--temp", 0, "--threads", 2, "--json")
+    with rooflm.Model(smollm2).session(n_ctx=64, n_threads=2) as s:
+        g = s.generate("The capital of France is", max_tokens=8)
+        assert record["text"] == g.text and record["ids"] == g.ids
+    assert record["stop_reason"] == "length" and record["n_generated"] == 8
+    assert record["text"] == rooflm.Tokenizer.from_gguf(smollm2).decode(record["ids"], continues=True)
+    assert record["prefill_tps"] > 0 and record["decode_tps"] > 0 and record["ttft_s"] > 0
+
+
+def test_run_streams_text_and_stats_go_to_standard_error(command, answer, smollm2):
+    code, out, err = command("run", smollm2, "-p", "One two three", "-n", 5, "--stats")
+    assert code == 0 and "tok/s" in err and "tok/s" not in out
+    again = answer("run", smollm2, "-p", "One two three", "-n", 5, "--json")
+    assert out == again["text"] + "\n"
+
+
+def test_same_seed_same_text(answer, smollm2):
+    args = ("run", smollm2, "-p", "Once", "-n", 12, "--temp", 1.2, "--json", "--seed")
+    one, same, other = answer(*args, 7), answer(*args, 7), answer(*args, 8)
+    assert one["ids"] == same["ids"] != other["ids"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_interrupted_run_ends_with_130_and_a_message(smollm2, as_json):
+    args = [sys.executable, "-m", "rooflm", "run", str(smollm2), "-p", "Count: 1 2 3", "-n", "4000"]
+    p = subprocess.Popen(
+        args + (["--json"] if as_json else []), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    if as_json:
+        time.sleep(1.5)
+    else:
+        p.stdout.read(8)  # it streams: text is here before the end
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=30)
+    assert p.returncode == 130, err
+    assert "interrupted" in err and "Traceback" not in err
+    if as_json:
+        assert json.loads(out)["stop_reason"] == "interrupted"
+
+
+def test_chat_answers_one_message(answer, smollm2):
+    record = answer("chat", smollm2, "-p", "What is the capital of France?", "-n", 24, "--json")
+    assert "Paris" in record["text"] and "<|im" not in record["text"]
+
+
+def test_chat_remembers_the_conversation(command, smollm2):
+    code, out, err = command("chat", smollm2, "-n", 24, text="What is the capital of France?\n\nAnd its river?\n")
+    assert code == 0, err
+    assert "Paris" in out
+
+
+def test_ppl(command, answer, smollm2, tmp_path):
+    text = tmp_path / "t.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    record = answer("ppl", smollm2, "--text", text, "--ctx", 128, "--windows", 2, "--json")
+    assert record["windows"] == 2 and record["tokens"] == 2 * 63
+    assert 1.0 < record["ppl"] < 3.0 and record["stderr"] > 0
+    lo, hi = record["ppl_interval"]
+    assert lo < record["ppl"] < hi
+    short = tmp_path / "s.txt"
+    for content in ("", "a", "a b"):  # R32
+        short.write_text(content)
+        code, _, err = command("ppl", smollm2, "--text", short, "--ctx", 128)
+        assert code == 1 and "at least one window of 128 tokens" in err
+
+
+def test_more_windows_than_there_are_is_a_warning(command, smollm2, tmp_path):
+    text = tmp_path / "t.txt"
+    text.write_text("word " * 100)
+    code, out, err = command("ppl", smollm2, "--text", text, "--ctx", 64, "--windows", 9, "--json")
+    assert code == 0 and json.loads(out)["windows"] == 1
+    assert err.startswith("rooflm: warning: 9 windows") and err.count("\n") == 1
+
+
+def test_fetched_name_is_a_model_argument(answer, smollm2):
+    assert answer("info", "smollm2", "--json")["file_bytes"] == smollm2.stat().st_size
