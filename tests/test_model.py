@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python side of models and sessions: taps, branches, what is pending after a generation, arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from golden_files import golden
+
+import rooflm
+
+TOKENS = np.arange(1, 12, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return rooflm.Model(golden("llama").path)
+
+
+def session(model, **kw):
+    return model.session(**{"n_ctx": 64, "n_threads": 1, "compute": "f32", "kv": "f32", **kw})
+
+
+class Always:
+    """A sampler that says the given ids in turn."""
+
+    repeat_penalty = 1.0
+
+    def __init__(self, *ids):
+        self.ids = list(ids)
+
+    def sample(self, logits, history=None):
+        return self.ids.pop(0)
+
+
+# ---- layer taps ----
+
+
+def test_taps_have_the_shapes_they_state(model):
+    stated = {t["name"]: t["shape"] for t in model.taps()}
+    with session(model) as s, s.capture() as cap:
+        s.eval(TOKENS, logits="none")
+    assert set(cap) == set(stated) and len(cap) == len(stated)
+    for name, shape in stated.items():
+        expect = tuple(len(TOKENS) if d is None else d for d in shape)
+        assert cap[name].shape == expect and cap[name].dtype == np.float32, name
+        assert np.isfinite(cap[name]).all() and cap[name].any(), name
+
+
+def test_residual_stream_adds_up(model):
+    with session(model) as s, s.capture("blk.*.resid_*", "blk.*.attn_proj", "blk.*.ffn_out", "embed") as cap:
+        s.eval(TOKENS, logits="none")
+    np.testing.assert_allclose(cap["blk.0.resid_pre"], cap["embed"], rtol=1e-6)
+    for i in range(model.n_layer):
+        mid = cap[f"blk.{i}.resid_pre"] + cap[f"blk.{i}.attn_proj"]
+        np.testing.assert_allclose(cap[f"blk.{i}.resid_mid"], mid, rtol=1e-5, atol=1e-6)
+        post = mid + cap[f"blk.{i}.ffn_out"]
+        np.testing.assert_allclose(cap[f"blk.{i}.resid_post"], post, rtol=1e-5, atol=1e-6)
+        if i:
+            np.testing.assert_array_equal(cap[f"blk.{i}.resid_pre"], cap[f"blk.{i - 1}.resid_post"])
+
+
+def test_attention_weights_are_causal_and_sum_to_one_over_several_calls(model):
+    with session(model) as s, s.capture("blk.0.attn_weights") as cap:
+        s.eval(TOKENS[:4], logits="none")
+        early = cap["blk.0.attn_weights"].copy()
+        s.eval(TOKENS[4:5], logits="none")
+        s.eval(TOKENS[5:], logits="none")
+    w = cap["blk.0.attn_weights"]
+    assert w.shape == (len(TOKENS), model.n_head, len(TOKENS))
+    np.testing.assert_allclose(w.sum(-1), 1, rtol=1e-5)
+    assert not np.triu(w.swapaxes(0, 1), 1).any()
+    np.testing.assert_array_equal(w[:4, :, :4], early)
+
+
+def test_capture_within_a_larger_run_takes_only_its_own_part(model):
+    with session(model) as s:
+        s.eval(TOKENS[:3])
+        with s.capture("blk.1.resid_post") as cap:
+            s.eval(TOKENS[3:7])
+        s.eval(TOKENS[7:])
+        assert cap["blk.1.resid_post"].shape[0] == 4
+        with s.capture("blk.1.resid_post") as other:
+            with pytest.raises(rooflm.Error, match="already capturing"):
+                with s.capture("embed"):
+                    pass
+            with pytest.raises(KeyError, match="nothing was evaluated"):
+                other["blk.1.resid_post"]
+        with pytest.raises(KeyError):
+            other["embed"]
+    assert cap["blk.1.resid_post"].shape[0] == 4  # after the session is closed
+
+
+def test_capture_does_not_change_results(model):
+    with session(model) as s, s.capture():
+        seen = s.eval(TOKENS)
+    with session(model) as s:
+        np.testing.assert_array_equal(s.eval(TOKENS), seen)
+
+
+def test_pattern_without_a_match_suggests_names(model):
+    with session(model) as s, pytest.raises(ValueError, match=r"blk\.9\.resid_pots.*resid_post"):
+        s.capture("blk.9.resid_pots")
+
+
+# ---- generation and the session ----
+
+
+def test_last_generated_id_is_evaluated_by_the_next_call(model):
+    with session(model) as s:
+        g = s.generate(TOKENS, max_tokens=3, sampler=Always(5, 6, 7)).run()
+        assert g.ids == [5, 6, 7] and s.tokens.tolist() == [*TOKENS, 5, 6]
+        s.generate([8], max_tokens=1, sampler=Always(9)).run()
+        assert s.tokens.tolist() == [*TOKENS, 5, 6, 7, 8]
+        s.generate([], max_tokens=1, sampler=Always(3)).run()
+        assert s.tokens.tolist() == [*TOKENS, 5, 6, 7, 8, 9]
+
+
+def test_rewind_and_eval_forget_what_is_pending(model):
+    with session(model) as s:
+        s.generate(TOKENS, max_tokens=1, sampler=Always(5)).run()
+        s.rewind(4)
+        s.generate([8], max_tokens=1, sampler=Always(9)).run()
+        assert s.tokens.tolist() == [*TOKENS[:4], 8]
+        s.eval([3])
+        s.generate([4], max_tokens=1, sampler=Always(9)).run()
+        assert s.tokens.tolist() == [*TOKENS[:4], 8, 3, 4]
+
+
+def test_greedy_generation_is_what_eval_says(model):
+    with session(model) as s:
+        ids = s.generate(TOKENS, max_tokens=5).ids
+    with session(model) as s:
+        want, logits = [], s.eval(TOKENS)
+        for _ in range(5):
+            want.append(int(logits.argmax()))
+            logits = s.eval(want[-1:])
+    assert ids == want
+
+
+def test_fork_goes_its_own_way(model):
+    with session(model) as s:
+        s.generate(TOKENS, max_tokens=1, sampler=Always(5)).run()
+        twin = s.fork()
+        a = s.generate([7], max_tokens=4).ids
+        assert twin.n_past == len(TOKENS)
+        b = twin.generate([7], max_tokens=4).ids
+        assert a == b and twin.tokens.tolist() == s.tokens.tolist()
+        twin.rewind(2)
+        assert s.n_past == len(TOKENS) + 5
+    assert np.isfinite(twin.eval([3])).all()
+
+
+def test_save_and_load(model, tmp_path):
+    with session(model) as s:
+        s.eval(TOKENS)
+        s.save(tmp_path / "s")
+        want = s.eval([3])
+    with session(model) as s:
+        s.load(tmp_path / "s")
+        assert s.tokens.tolist() == TOKENS.tolist()
+        np.testing.assert_array_equal(s.eval([3]), want)
+
+
+def test_empty_prompt_and_negative_count_are_errors(model):
+    with session(model) as s:
+        with pytest.raises(ValueError, match="prompt is empty"):
+            s.generate([])
+        with pytest.raises(ValueError, match="max_tokens=-1"):
+            s.generate(TOKENS, max_tokens=-1)
+
+
+def test_closed_session_says_so(model):
+    s = session(model)
+    s.close()
+    s.close()
+    for use in (lambda: s.eval([1]), lambda: s.n_past, lambda: s.generate([1])):
+        with pytest.raises(rooflm.Error, match="closed"):
+            use()
+    assert "closed" in repr(s)
+
+
+def test_logprobs_are_those_of_the_logits(model):
+    with session(model) as s:
+        logits = s.eval(TOKENS, logits="all").astype(np.float64)
+    reference = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+    reference -= logits.max(-1, keepdims=True)
+    with session(model) as s:
+        got = s.logprobs(TOKENS, top=3, start=4)
+    np.testing.assert_allclose(got.logprobs, reference[np.arange(4, 10), TOKENS[5:]], atol=1e-5)
+    np.testing.assert_array_equal(got.top_ids, np.argsort(-reference[4:], axis=1)[:, :3])
+    np.testing.assert_allclose(got.top_logprobs, -np.sort(-reference[4:], axis=1)[:, :3], atol=1e-5)
+
+
+# ---- arguments and facts ----
+
+
+@pytest.mark.parametrize(
+    "wrong, right", [({"threads": 1}, "n_threads"), ({"n_ctxt": 1}, "n_ctx"), ({"cache_type_k": "f16"}, "kv")]
+)
+def test_unknown_session_option_suggests_one(model, wrong, right):
+    with pytest.raises(TypeError, match=f"did you mean '{right}'"):
+        model.session(**wrong)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"kv": "q3"}, {"compute": "int4"}, {"layout": "x"}, {"n_ctx": 0}, {"n_threads": 0}, {"cpus": "0-"}, {"cpus": "1,1"},
+     {"isa": "pentium"}, {"kernel": "nonsense"}],
+)  # fmt: skip
+def test_impossible_options_are_value_errors(model, option):
+    with pytest.raises(ValueError):
+        session(model, **option)
+
+
+def test_defaults(model):
+    with model.session() as s:
+        assert s.n_ctx == min(model.n_ctx_train, 4096) and s.n_threads >= 1
+        assert (s.kv_type, s.compute, s.n_batch) == ("f16", "auto", 512)
+
+
+def test_kernels_name_what_runs(model):
+    with session(model) as s:
+        ops = s.kernels()
+        names = {k.name for k in rooflm.kernels()}
+        assert {o["kernel"] for o in ops} <= names
+        assert {o["layer"] for o in ops} >= set(range(model.n_layer))
+        assert "attn_q" in repr(ops) and "<table>" in ops._repr_html_()
+
+
+def test_bytes_per_token_by_hand(smollm2):
+    """Counted again from the file: every matrix and vector once, of the embedding one row unless it is the output."""
+    from rooflm.benchmark import bytes_per_token, kv_bytes_per_token
+
+    m = rooflm.Model(smollm2)
+    tensors = m.gguf.tensors
+    embedding = tensors["token_embd.weight"]
+    weights = sum(t.nbytes for n, t in tensors.items() if n != "token_embd.weight")
+    tied = "output.weight" not in tensors
+    weights += embedding.nbytes if tied else embedding.nbytes // embedding.shape[0]
+    assert abs(m.weight_bytes_per_token - weights) <= embedding.nbytes // embedding.shape[0]
+    assert kv_bytes_per_token(m, "f16", 100) == 100 * 30 * 3 * (64 + 64) * 2
+    assert kv_bytes_per_token(m, "q8_0/f16", 100) == 100 * 30 * 3 * 64 * (1.125 + 2)
+    assert bytes_per_token(m, kv="f32", n_attended=10) == m.weight_bytes_per_token + 10 * 30 * 3 * 128 * 4
+
+
+def test_sliding_window_bounds_the_kv_bytes(gemma3):
+    from rooflm.benchmark import kv_bytes_per_token
+
+    m = rooflm.Model(gemma3)
+    layers = m.hparams["sliding"]
+    assert layers.count(False) == 3 and m.hparams["window"] == 512
+    per_position = 1 * 2 * 256 * 2
+    assert kv_bytes_per_token(m, "f16", 4000) == per_position * (3 * 4000 + 15 * 512)
