@@ -237,6 +237,7 @@ def test_bytes_per_token_by_hand(smollm2):
     embedding = tensors["token_embd.weight"]
     weights = sum(t.nbytes for n, t in tensors.items() if n != "token_embd.weight")
     tied = "output.weight" not in tensors
+    assert m.hparams["tied_output"] is tied is True
     weights += embedding.nbytes if tied else embedding.nbytes // embedding.shape[0]
     assert abs(m.weight_bytes_per_token - weights) <= embedding.nbytes // embedding.shape[0]
     assert kv_bytes_per_token(m, "f16", 100) == 100 * 30 * 3 * (64 + 64) * 2

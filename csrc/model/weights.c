@@ -184,6 +184,7 @@ static void bind_all(binder *b) {
     matrix(b, -1, "token_embd.weight", RL_YES, v, d, &w->embed);
     w->out_norm = vector(b, -1, "output_norm.weight", RL_YES, d);
     w->out_norm_b = vector(b, -1, "output_norm.bias", only_if(hp->arch->norm == RL_NORM_LAYER, RL_MAY), d);
+    w->output = (rl_weight){0}; // an earlier pass may have put the embedding here
     matrix(b, -1, "output.weight", RL_MAY, v, d, &w->output);
     w->output_b = vector(b, -1, "output.bias", RL_MAY, v);
     w->tied = !w->output.t;

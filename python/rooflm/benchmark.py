@@ -138,7 +138,7 @@ def bench(
     )
     for s in settings:
         if s["prompt"] < 1 or s["gen"] < 1 or s["depth"] < 0:
-            raise ValueError(f"prompt {s['prompt']} and gen {s['gen']} must be positive, depth {s['depth']} not negative")
+            raise ValueError(f"prompt={s['prompt']} and gen={s['gen']} must be positive, depth={s['depth']} at least 0")
     by_setting: list[list[dict[str, Any]]] = [[] for _ in settings]
     for repeat in range(-1, repeats):  # -1 warms up
         for i, s in enumerate(settings):
@@ -161,9 +161,9 @@ def _run_once(
         ids = np.random.default_rng(seed).integers(0, model.n_vocab, s["depth"] + s["prompt"], dtype=np.int32)
         for at in range(0, s["depth"], session.n_batch):
             session.eval(ids[at : min(at + session.n_batch, s["depth"])], logits="none")
-        before = read_gbs(session) if measure else None
+        before = read_gbs(session, cpus) if measure else None
         times, prefill_s = _decode(session, ids[s["depth"] :], s["gen"])
-        after = read_gbs(session) if measure else None
+        after = read_gbs(session, cpus) if measure else None
         # Generated token i attends to everything before it and to itself; the first came with the prompt.
         attended = s["depth"] + s["prompt"] + (s["gen"] + 1) / 2
         needed = bytes_per_token(model, kv=session.kv_type, n_attended=attended)
@@ -192,6 +192,27 @@ def _run_once(
             "kernels": kernel_summary(session, s["prompt"]),
             "token_times_s": times,
         }
+
+
+def read_arrays(model: Model) -> list[np.ndarray]:
+    """The bytes that one token reads, as views of the file: each tensor once, the input embedding only where it is the
+    output matrix as well, and of stacked experts as many as are chosen."""
+    hp, arrays = model.hparams, []
+    for name, tensor in model.gguf.tensors.items():
+        raw = tensor.raw
+        if name == "token_embd.weight" and not hp["tied_output"]:
+            continue
+        if "_exps." in name and hp["n_expert"]:
+            raw = raw[: len(raw) * hp["n_expert_used"] // hp["n_expert"]]
+        arrays.append(raw)
+    return arrays
+
+
+def read_gbs(session: Session, cpus: Union[None, str, Sequence[int]] = None, passes: int = 7) -> float:
+    """The ceiling in GB/s: the best read kernel over the very bytes of the weights, with the session's threads."""
+    arrays = read_arrays(session.model)
+    result = _core.read_bandwidth(arrays, threads=session.n_threads, passes=passes, cpus=cpus, isa=session.isa)
+    return float(result["gbs"])
 
 
 def _decode(session: Session, prompt: np.ndarray, gen: int) -> tuple[list[float], float]:
