@@ -32,30 +32,36 @@ _LAZY = {
     "Model": "rooflm.model",
     "Session": "rooflm.model",
     "perplexity": "rooflm.quality",
+    "Generation": "rooflm.generation",
+    "bench": "rooflm.benchmark",
 }
 
 if _TYPE_CHECKING:
     from rooflm._kernels import kernels, linear
+    from rooflm.benchmark import bench
     from rooflm.fetching import FetchError, fetch
+    from rooflm.generation import Generation
     from rooflm.model import Model, Session
     from rooflm.quality import perplexity
 
 __all__ = [
-    "GGUF",
-    "KVCache",
     "ContextFull",
     "Error",
     "FallbackWarning",
     "FetchError",
     "FormatError",
+    "GGUF",
+    "Generation",
+    "KVCache",
     "KernelUnavailable",
-    "Sampler",
     "Model",
+    "Sampler",
     "Session",
     "SessionBusy",
     "Tensor",
     "Tokenizer",
     "attention",
+    "bench",
     "fetch",
     "kernels",
     "linear",

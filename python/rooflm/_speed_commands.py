@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,11 @@ from typing import Any, Optional
 
 import numpy as np
 
-from rooflm._output import emit, megabytes, table
+from rooflm._output import emit, megabytes, show, table
 
 DEMO_PROMPT = "Memory bandwidth decides how fast a language model answers, because"
 DEMO_PREFILL = 256  # tokens of the measured prompt
-# What llama.cpp calls the shape of SmolLM2-135M, for a demo without a network.
-DEMO_SHAPE = "smollm2"
+DEMO_SHAPE = "smollm2"  # of the synthetic model that stands in without a network
 
 
 def kernels(args: argparse.Namespace) -> int:
@@ -143,13 +143,15 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def _synthetic_demo_model() -> Path:
-    from rooflm import synth
+    import rooflm
     from rooflm.fetching import cache_dir
 
     path = cache_dir() / "synthetic-smollm2.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        synth.write(path, size=DEMO_SHAPE, type="Q4_1")
+        fresh = path.with_suffix(f".{os.getpid()}")
+        rooflm.synth(fresh, size=DEMO_SHAPE, type="Q4_1")
+        os.replace(fresh, path)
     return path
 
 
@@ -177,22 +179,24 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def synth(args: argparse.Namespace) -> int:
-    from rooflm import synth as maker
+    import rooflm
 
-    shape = {
-        "width": args.width,
-        "layers": args.layers,
-        "heads": args.heads,
-        "kv_heads": args.kv_heads,
-        "ffn": args.ffn,
-        "vocab": args.vocab,
-    }
-    record = maker.write(
-        Path(args.out), arch=args.arch, size=args.size, type=args.type, seed=args.seed,
-        **{k: v for k, v in shape.items() if v is not None},
-    )  # fmt: skip
+    record = rooflm.synth(
+        Path(args.out),
+        arch=args.arch,
+        size=args.size,
+        type=args.type,
+        seed=args.seed,
+        width=args.width,
+        layers=args.layers,
+        heads=args.heads,
+        kv_heads=args.kv_heads,
+        ffn=args.ffn,
+        vocab=int(args.vocab) if args.vocab and args.vocab.isdigit() else args.vocab,
+        context=args.context,
+    )
     if args.json:
         emit(record)
     else:
-        print(table([record], list(record)))
+        print(table([{"": k, "value": show(v)} for k, v in record.items()], ("", "value")))
     return 0

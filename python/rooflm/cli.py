@@ -145,9 +145,10 @@ def build_parser() -> argparse.ArgumentParser:
         ("heads", "query heads"),
         ("kv-heads", "key and value heads"),
         ("ffn", "width of the feed-forward layer"),
-        ("vocab", "vocabulary size"),
     ):
         p.add_argument(f"--{name}", type=_positive, help=about)
+    p.add_argument("--vocab", metavar="N|FILE", help="tokens of a made vocabulary, or a GGUF file to copy it from")
+    p.add_argument("--context", type=_positive, default=131072, help="context length it states (default 131072)")
     p.add_argument("--seed", type=_natural, default=0, help="default 0")
     return parser
 
