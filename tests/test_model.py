@@ -205,8 +205,8 @@ def test_unknown_session_option_suggests_one(model, wrong, right):
 
 @pytest.mark.parametrize(
     "option",
-    [{"kv": "q3"}, {"compute": "int4"}, {"layout": "x"}, {"n_ctx": 0}, {"n_threads": 0}, {"cpus": "0-"}, {"cpus": "1,1"},
-     {"isa": "pentium"}, {"kernel": "nonsense"}],
+    [{"kv": "q3"}, {"compute": "int4"}, {"layout": "x"}, {"n_ctx": 0}, {"n_threads": 0}, {"cpus": "0-"},
+     {"cpus": "1,1"}, {"isa": "pentium"}, {"kernel": "nonsense"}],
 )  # fmt: skip
 def test_impossible_options_are_value_errors(model, option):
     with pytest.raises(ValueError):

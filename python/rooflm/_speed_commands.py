@@ -104,7 +104,7 @@ def demo(args: argparse.Namespace) -> int:
     except FetchError as e:
         if e.reason not in ("network", "pip"):
             raise
-        print(f"rooflm: {e}\nrooflm: using a synthetic model of the same shape: its text means nothing", file=sys.stderr)
+        print(f"rooflm: {e}\nrooflm: using a synthetic model of its shape: the text means nothing", file=sys.stderr)
         path, synthetic = _synthetic_demo_model(), True
     model = rooflm.Model(path)
     with model.session(n_ctx=1024, n_threads=args.threads) as session:
