@@ -90,8 +90,9 @@ typedef void (*rl_attn_load_fn)(const rl_attn_side *side, const rl_attn_head *he
 // -inf so far gets zeros and corr 1.
 typedef void (*rl_attn_softmax_fn)(float *s, size_t nq, float *m, float *l, float *corr);
 
-// s[r][t] = sum over i of q[r * ld_q + i] * kt[i * 64 + t]
-typedef void (*rl_attn_mul_k_fn)(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, float *s);
+// s[r][t] = sum over i of q[r * ld_q + i] * kt[i * 64 + t], for t < n_tok at least
+typedef void (*rl_attn_mul_k_fn)(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, size_t n_tok,
+                                 float *s);
 // acc[r][i] = acc[r][i] * corr[r] + sum over t < n_tok of p[r][t] * v[t * pad + i]
 typedef void (*rl_attn_mul_v_fn)(const float *p, const float *corr, size_t nq, const float *v, size_t pad, size_t n_tok,
                                  float *acc, size_t ld_acc);

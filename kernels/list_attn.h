@@ -19,14 +19,21 @@ RL_ATTN_TYPE_REF(RL_Q8_0, q8_0, RL_ACT_Q16)
 RL_ATTN(rl_attn_mul_k_fn, rl_attn_mulk_ref, RL_TYPE_NONE, 0, ref, "mul.k")
 RL_ATTN(rl_attn_mul_v_fn, rl_attn_mulv_ref, RL_TYPE_NONE, 0, ref, "mul.v")
 RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_ref, RL_TYPE_NONE, 0, ref, "softmax")
-RL_X86(
-RL_ATTN(rl_attn_k_fn, rl_attn_k_f32_tile_avx512, RL_F32, RL_ACT_F32, avx512, "k.tile")
-RL_ATTN(rl_attn_v_fn, rl_attn_v_f32_tile_avx512, RL_F32, 0, avx512, "v.tile")
-RL_ATTN(rl_attn_k_fn, rl_attn_k_f16_tile_avx512, RL_F16, RL_ACT_F32, avx512, "k.tile")
-RL_ATTN(rl_attn_v_fn, rl_attn_v_f16_tile_avx512, RL_F16, 0, avx512, "v.tile")
-RL_ATTN(rl_attn_k_fn, rl_attn_k_q8_0_tile_avx512, RL_Q8_0, RL_ACT_Q16, avx512, "k.tile")
-RL_ATTN(rl_attn_v_fn, rl_attn_v_q8_0_tile_avx512, RL_Q8_0, 0, avx512, "v.tile")
-RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_avx512, RL_TYPE_NONE, 0, avx512, "softmax")
-)
+#define RL_ATTN_TYPE_TILE(type, t, tile_act, isa)                                                                      \
+    RL_ATTN(rl_attn_k_fn, rl_attn_k_##t##_tile_##isa, type, tile_act, isa, "k.tile")                                   \
+    RL_ATTN(rl_attn_v_fn, rl_attn_v_##t##_tile_##isa, type, 0, isa, "v.tile")                                          \
+    RL_ATTN(rl_attn_load_fn, rl_attn_kload_##t##_tile_##isa, type, 0, isa, "k.load.tile")                              \
+    RL_ATTN(rl_attn_load_fn, rl_attn_vload_##t##_tile_##isa, type, 0, isa, "v.load.tile")
+#define RL_ATTN_ISA(isa)                                                                                               \
+    RL_ATTN_TYPE_TILE(RL_F32, f32, RL_ACT_F32, isa)                                                                    \
+    RL_ATTN_TYPE_TILE(RL_F16, f16, RL_ACT_F32, isa)                                                                    \
+    RL_ATTN_TYPE_TILE(RL_Q8_0, q8_0, RL_ACT_Q16, isa)                                                                  \
+    RL_ATTN(rl_attn_mul_k_fn, rl_attn_mulk_##isa, RL_TYPE_NONE, 0, isa, "mul.k")                                       \
+    RL_ATTN(rl_attn_mul_v_fn, rl_attn_mulv_##isa, RL_TYPE_NONE, 0, isa, "mul.v")                                       \
+    RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_##isa, RL_TYPE_NONE, 0, isa, "softmax")
+RL_X86(RL_ATTN_ISA(avx2))
+RL_X86(RL_ATTN_ISA(avx512))
+#undef RL_ATTN_ISA
+#undef RL_ATTN_TYPE_TILE
 #undef RL_ATTN_TYPE_REF
 #undef RL_ATTN

@@ -58,12 +58,12 @@ static void mask_row(float *s, size_t base, size_t lo, size_t hi) {
 }
 
 static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
-                       size_t h, size_t page, size_t rows) {
+                       size_t h, size_t page, size_t rows, size_t n_tok) {
     const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
     rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
     if (c->blocked) {
         p->kload(&l->k, &head, local->kt);
-        p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, local->s);
+        p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);
         return;
     }
     for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
@@ -109,10 +109,11 @@ void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, cons
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     size_t rows = (t1 - t0) * c->group, base = page * RL_PAGE_TOKENS, lo0, hi0, lo1, hi1;
     rl_attn_queries(a, p, c, local, h, block);
-    score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows);
-    if (a->softcap > 0.0f) cap_scores(local->s, rows * RL_PAGE_TOKENS, a->softcap);
     rl_attn_range(a, t0, &lo0, &hi0); // lo and hi grow with the token
     rl_attn_range(a, t1 - 1, &lo1, &hi1);
+    size_t n_tok = hi1 > base + RL_PAGE_TOKENS ? RL_PAGE_TOKENS : hi1 > base ? hi1 - base : 0;
+    score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows, n_tok);
+    if (a->softcap > 0.0f) cap_scores(local->s, rows * RL_PAGE_TOKENS, a->softcap);
     if (base >= lo1 && base + RL_PAGE_TOKENS <= hi0) return;
     for (size_t r = 0; r < rows; r++) {
         size_t lo, hi;

@@ -198,7 +198,8 @@ LOADS(RL_F32, f32)
 LOADS(RL_F16, f16)
 LOADS(RL_Q8_0, q8_0)
 
-void rl_attn_mulk_ref(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, float *s) {
+void rl_attn_mulk_ref(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, size_t n_tok, float *s) {
+    (void)n_tok;
     for (size_t r = 0; r < nq; r++) {
         float sum[64] = {0};
         for (size_t i = 0; i < pad; i++)

@@ -127,7 +127,7 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
     __mmask64 used = a->n_tok >= 64 ? ~0ull : (1ull << a->n_tok) - 1;
     size_t stride = s->pad * 4, groups4 = (a->n_tok + 3) / 4;
     int16_t w[8][64];
-    float step[8];
+    float step[8] = {0};
     for (size_t g = 0; g * 32 < s->pad; g++) {
         for (int r = 0; r < nq; r++)
             step[r] = weights16(a->p + (r0 + (size_t)r) * 64, a->head.scales + g * 64, used, w[r]);

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over q8_0 pages in AVX2: int16 queries and weights times bytes widened by shifts. A line of K is 16
+// tokens by 4 dims, a line of V 16 dims by 4 tokens, each two registers: no horizontal sums.
+//
+// Integers: at most 32 * 127 * 32767 < 2^27 per group of K, 64 * 127 * 32767 < 2^29 per page of V, and a pair of
+// products 2 * 127 * 32767 < 2^24. Floats: scores sum groups in rising order, by fused multiply-add; an output is
+// acc * corr + sum * step.
+#include "kernels/attn.h"
+
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
+#error "compile with the flags of the avx2 tier"
+#endif
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m256i pair(const int16_t *p) {
+    int32_t x;
+    memcpy(&x, p, 4);
+    return _mm256_set1_epi32(x);
+}
+
+INLINE __m256i low_bytes(__m256i x) {
+    return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
+}
+INLINE __m256i high_bytes(__m256i x) {
+    return _mm256_srai_epi16(x, 8);
+}
+
+// One 64-byte line into the two sums of each row; w: four int16 (0 2 1 3) of row r at w + r * ld.
+INLINE void line(const uint8_t *p, const int16_t *w, size_t ld, const int nq, __m256i *a, __m256i *b) {
+    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    __m256i y = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+    __m256i x0 = low_bytes(x), x1 = high_bytes(x), y0 = low_bytes(y), y1 = high_bytes(y);
+    for (int r = 0; r < nq; r++) {
+        __m256i w0 = pair(w + (size_t)r * ld), w1 = pair(w + (size_t)r * ld + 2);
+        a[r] = _mm256_add_epi32(a[r], _mm256_add_epi32(_mm256_madd_epi16(x0, w0), _mm256_madd_epi16(x1, w1)));
+        b[r] = _mm256_add_epi32(b[r], _mm256_add_epi32(_mm256_madd_epi16(y0, w0), _mm256_madd_epi16(y1, w1)));
+    }
+}
+
+INLINE void prefetch_rest(const rl_attn_side *s, const uint8_t *next) {
+    if (!next) return;
+    for (size_t i = s->scales; i < s->head; i += 64) _mm_prefetch((const char *)next + i, _MM_HINT_T1);
+}
+
+INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
+    const rl_attn_side *s = a->side;
+    const uint8_t *k = a->head.data, *next = r0 ? NULL : a->head.next;
+    const float *scales = a->head.scales;
+    const int16_t *q = (const int16_t *)a->q + r0 * a->ld_q;
+    for (size_t t = 0; t < 64; t += 16) {
+        float *out = a->s + r0 * 64 + t;
+        for (int r = 0; r < nq; r++) {
+            _mm256_storeu_ps(out + r * 64, _mm256_setzero_ps());
+            _mm256_storeu_ps(out + r * 64 + 8, _mm256_setzero_ps());
+        }
+        for (size_t i = 0; i < s->pad; i += 32, scales += 16) {
+            __m256i x[4], y[4];
+            for (int r = 0; r < nq; r++) x[r] = y[r] = _mm256_setzero_si256();
+            size_t end = i + 32 < s->pad ? i + 32 : s->pad;
+            for (size_t j = i; j < end; j += 4, k += 64) {
+                line(k, q + j, a->ld_q, nq, x, y);
+                if (next) {
+                    _mm_prefetch((const char *)next, _MM_HINT_T1);
+                    next += 64;
+                }
+            }
+            __m256 d0 = _mm256_loadu_ps(scales), d1 = _mm256_loadu_ps(scales + 8);
+            for (int r = 0; r < nq; r++) {
+                float *o = out + r * 64;
+                _mm256_storeu_ps(o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x[r]), d0, _mm256_loadu_ps(o)));
+                _mm256_storeu_ps(o + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(y[r]), d1, _mm256_loadu_ps(o + 8)));
+            }
+        }
+        for (int r = 0; r < nq; r++) {
+            __m256 by = _mm256_set1_ps(a->q_scale[r0 + (size_t)r]);
+            _mm256_storeu_ps(out + r * 64, _mm256_mul_ps(_mm256_loadu_ps(out + r * 64), by));
+            _mm256_storeu_ps(out + r * 64 + 8, _mm256_mul_ps(_mm256_loadu_ps(out + r * 64 + 8), by));
+        }
+    }
+    prefetch_rest(s, r0 ? NULL : a->head.next);
+}
+
+#define BY_ROWS(f, a)                                                                                                  \
+    for (size_t r = 0; r < (a)->nq; r += 4) switch ((a)->nq - r) {                                                     \
+        case 1:                                                                                                        \
+            f(a, r, 1);                                                                                                \
+            break;                                                                                                     \
+        case 2:                                                                                                        \
+            f(a, r, 2);                                                                                                \
+            break;                                                                                                     \
+        case 3:                                                                                                        \
+            f(a, r, 3);                                                                                                \
+            break;                                                                                                     \
+        default:                                                                                                       \
+            f(a, r, 4);                                                                                                \
+            break;                                                                                                     \
+        }
+
+void rl_attn_k_q8_0_tile_avx2(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
+
+INLINE float max8(__m256 x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+// Weights of one row times the scales of one group, as int16 of a common step; every four (0 2 1 3). Scales from
+// token n_tok on are not looked at.
+INLINE float weights16(const float *p, const float *scales, size_t n_tok, int16_t *out) {
+    __m256 w[8], max = _mm256_setzero_ps(), bad = _mm256_setzero_ps();
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    for (int i = 0; i < 8; i++) {
+        __m256 scale;
+        if (n_tok >= 64) {
+            scale = _mm256_loadu_ps(scales + 8 * i);
+        } else {
+            __m256i used = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n_tok - 8 * i), lanes);
+            scale = _mm256_maskload_ps(scales + 8 * i, used);
+        }
+        w[i] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * i), scale);
+        bad = _mm256_or_ps(bad, _mm256_cmp_ps(w[i], w[i], _CMP_UNORD_Q));
+        max = _mm256_max_ps(max, w[i]);
+    }
+    float top = max8(max);
+    __m256 inv = _mm256_set1_ps(top > 0x1p-100f ? 32767.0f / top : 0.0f);
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    for (int i = 0; i < 8; i += 2) {
+        __m256i n0 = _mm256_cvtps_epi32(_mm256_mul_ps(w[i], inv)),
+                n1 = _mm256_cvtps_epi32(_mm256_mul_ps(w[i + 1], inv));
+        __m256i h = _mm256_permute4x64_epi64(_mm256_packs_epi32(n0, n1), 0xD8);
+        _mm256_storeu_si256((__m256i *)(void *)(out + 8 * i), _mm256_shuffle_epi8(h, order));
+    }
+    return _mm256_movemask_ps(bad) ? __builtin_nanf("") : top * (1.0f / 32767.0f);
+}
+
+INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
+    const rl_attn_side *s = a->side;
+    const uint8_t *next = r0 ? NULL : a->head.next;
+    size_t stride = s->pad * 4, groups4 = (a->n_tok + 3) / 4;
+    int16_t w[4][64];
+    float step[4] = {0};
+    for (size_t i = 0; i < s->pad; i += 16) {
+        if (i % 32 == 0)
+            for (int r = 0; r < nq; r++)
+                step[r] = weights16(a->p + (r0 + (size_t)r) * 64, a->head.scales + i / 32 * 64, a->n_tok, w[r]);
+        __m256i x[4], y[4];
+        for (int r = 0; r < nq; r++) x[r] = y[r] = _mm256_setzero_si256();
+        for (size_t t = 0; t < groups4; t++) {
+            if (next) _mm_prefetch((const char *)next + i * 4 + t * stride, _MM_HINT_T1);
+            line(a->head.data + i * 4 + t * stride, w[0] + 4 * t, 64, nq, x, y);
+        }
+        for (int r = 0; r < nq; r++) {
+            float *acc = a->acc + (r0 + (size_t)r) * a->ld_acc + i;
+            __m256 corr = _mm256_set1_ps(a->corr[r0 + (size_t)r]), by = _mm256_set1_ps(step[r]);
+            __m256 u = _mm256_mul_ps(_mm256_loadu_ps(acc), corr), v = _mm256_mul_ps(_mm256_loadu_ps(acc + 8), corr);
+            _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x[r]), by, u));
+            _mm256_storeu_ps(acc + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(y[r]), by, v));
+        }
+    }
+    prefetch_rest(s, next);
+}
+
+void rl_attn_v_q8_0_tile_avx2(const rl_attn_v_args *a) {
+    BY_ROWS(v_rows, a)
+}
