@@ -231,12 +231,32 @@ static PyObject *gguf_html(PyObject *self, PyObject *unused) {
 
 static PyMethodDef gguf_methods[] = {
     {"close", (PyCFunction)gguf_close, METH_NOARGS,
-     "close($self)\n--\n\nDrops this object's hold on the file. Tensors and arrays taken from it stay valid; the mapping "
+     "close($self)\n--\n\nDrops this object's hold on the file. Tensors and arrays taken from it stay valid; the "
+     "mapping "
      "goes\n"
      "with the last of them. Closing twice is allowed."},
     {"__enter__", (PyCFunction)gguf_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)gguf_exit, METH_VARARGS, NULL},
     {"_repr_html_", (PyCFunction)gguf_html, METH_NOARGS, NULL},
+    {0},
+};
+
+// _raw_value(gguf, key) -> type id and payload as they lie in the file, for copying.
+static PyObject *raw_value(PyObject *m, PyObject *args) {
+    PyObject *o;
+    const char *key;
+    if (!PyArg_ParseTuple(args, "Os:_raw_value", &o, &key)) return NULL;
+    rl_gguf *g = rl_py_gguf_get(rl_state_of_module(m), o);
+    if (!g) return NULL;
+    const rl_meta *e = rl_gguf_find(g, key);
+    if (!e) return PyErr_Format(PyExc_KeyError, "%s", key);
+    size_t head = 4 + (e->type == RL_META_ARRAY ? 12 : e->type == RL_META_STRING ? 8 : 0);
+    return PyBytes_FromStringAndSize((const char *)e->data - head, (Py_ssize_t)(head + e->bytes));
+}
+
+static PyMethodDef functions[] = {
+    {"_raw_value", raw_value, METH_VARARGS,
+     "_raw_value(gguf, key, /)\n--\n\nA metadata value as it lies in the file, type id first, for copying."},
     {0},
 };
 
@@ -269,5 +289,6 @@ int rl_py_add_gguf(PyObject *m, rl_state *st) {
     if (rl_py_add_metadata(m, st) < 0 || rl_py_add_tensor(m, st) < 0) return -1;
     st->GGUFType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &gguf_spec, NULL);
     if (!st->GGUFType) return -1;
+    if (PyModule_AddFunctions(m, functions) < 0) return -1;
     return PyModule_AddObjectRef(m, "GGUF", (PyObject *)st->GGUFType);
 }

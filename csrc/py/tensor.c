@@ -180,11 +180,11 @@ static const char *block_fields(uint32_t id) {
     }
 }
 
-static PyArray_Descr *block_dtype(const rl_tensor *t) {
-    const char *s = block_fields(t->type_id);
+static PyArray_Descr *block_dtype(uint32_t id, const rl_dtype *type) {
+    const char *s = block_fields(id);
     PyObject *spec = NULL;
     if (!s) {
-        spec = Py_BuildValue("[(s,s,(i))]", "bytes", "u1", (int)t->dtype->bytes);
+        spec = Py_BuildValue("[(s,s,(i))]", "bytes", "u1", (int)type->bytes);
     } else if (*s == '<') {
         spec = PyUnicode_FromString(s);
     } else {
@@ -207,7 +207,7 @@ static PyArray_Descr *block_dtype(const rl_tensor *t) {
 static PyObject *get_blocks(py_tensor *self, void *unused) {
     (void)unused;
     if (!need_data(self)) return NULL;
-    PyArray_Descr *dtype = block_dtype(self->t);
+    PyArray_Descr *dtype = block_dtype(self->t->type_id, self->t->dtype);
     if (!dtype) return NULL;
     npy_intp dims[2] = {(npy_intp)n_rows(self->t), (npy_intp)(n_cols(self->t) / self->t->dtype->block)};
     return view(self, dtype, 2, dims);
@@ -520,10 +520,38 @@ static PyObject *run_kernel(PyObject *m, PyObject *args) {
     return result;
 }
 
+// The id and traits of a type by name; NULL with ValueError.
+static const rl_dtype *type_named(PyObject *arg, uint32_t *id) {
+    const char *name = PyUnicode_AsUTF8(arg);
+    if (!name) return NULL;
+    *id = rl_dtype_parse(name);
+    const rl_dtype *t = rl_dtype_of(*id);
+    if (!t) PyErr_Format(PyExc_ValueError, "no GGUF type is called %R", arg);
+    return t;
+}
+
+static PyObject *type_info(PyObject *m, PyObject *arg) {
+    (void)m;
+    uint32_t id;
+    const rl_dtype *t = type_named(arg, &id);
+    return t ? Py_BuildValue("(Inn)", id, (Py_ssize_t)t->block, (Py_ssize_t)t->bytes) : NULL;
+}
+
+static PyObject *type_block_dtype(PyObject *m, PyObject *arg) {
+    (void)m;
+    uint32_t id;
+    const rl_dtype *t = type_named(arg, &id);
+    return t ? (PyObject *)block_dtype(id, t) : NULL;
+}
+
 static PyMethodDef functions[] = {
     {"_dequantize", run_kernel, METH_VARARGS,
      "_dequantize(kernel, raw, out, repeats=1, /)\n--\n\n"
      "Calls one dequantizer of the table on raw bytes into a float32 buffer; returns the seconds of all repeats."},
+    {"_type_info", type_info, METH_O,
+     "_type_info(type, /)\n--\n\n(id, values per block, bytes per block) of a GGUF type by name."},
+    {"_block_dtype", type_block_dtype, METH_O,
+     "_block_dtype(type, /)\n--\n\nThe NumPy dtype of one block of a GGUF type, as in Tensor.blocks."},
     {0},
 };
 

@@ -34,11 +34,13 @@ _LAZY = {
     "perplexity": "rooflm.quality",
     "Generation": "rooflm.generation",
     "bench": "rooflm.benchmark",
+    "synth": "rooflm._synth",
 }
 
 if _TYPE_CHECKING:
     from rooflm._kernels import kernels, linear
     from rooflm.benchmark import bench
+    from rooflm._synth import synth
     from rooflm.fetching import FetchError, fetch
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
@@ -66,6 +68,7 @@ __all__ = [
     "kernels",
     "linear",
     "perplexity",
+    "synth",
 ]
 
 
