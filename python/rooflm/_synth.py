@@ -208,7 +208,7 @@ def _set_header(blocks: np.ndarray, kind: str, scale: Any) -> None:
         blocks["bsums"] = blocks["qs"].reshape(len(blocks), 16, 16).sum(axis=2, dtype=np.int16)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _spread(kind: str) -> float:
     """Standard deviation of the values of random blocks with unit scale, measured with the reference."""
     dtype = np.dtype(_core._block_dtype(kind))
