@@ -39,15 +39,33 @@ RL_ROWS_QUANT_REF(RL_IQ4_XS, iq4xs)
 #define RL_ROWS_SUPER(isa)                                                                                             \
     RL_ROWS_NAT(RL_Q2_K, q2k, isa)                                                                                     \
     RL_ROWS_NAT(RL_Q3_K, q3k, isa)                                                                                     \
-    RL_ROWS_NAT(RL_Q4_K, q4k, isa) RL_ROWS_NAT(RL_Q5_K, q5k, isa) RL_ROWS_NAT(RL_Q6_K, q6k, isa)                       \
-        RL_ROWS_NAT(RL_Q8_K, q8k, isa) RL_ROWS_NIB(RL_IQ4_XS, iq4xs, isa)
-RL_X86(RL_ROWS_BLOCKS(avx2) RL_ROWS_SUPER(avx2) RL_ROWS_BLOCKS(avxvnni) RL_ROWS_SUPER(avxvnni) RL_ROWS_BLOCKS(avx512)
-           RL_ROWS_SUPER(avx512))
+    RL_ROWS_NAT(RL_Q4_K, q4k, isa)                                                                                     \
+    RL_ROWS_NAT(RL_Q5_K, q5k, isa) RL_ROWS_NAT(RL_Q6_K, q6k, isa) RL_ROWS_NAT(RL_Q8_K, q8k, isa)                       \
+        RL_ROWS_NIB(RL_IQ4_XS, iq4xs, isa)
+#define RL_ROWS_F32(isa)                                                                                               \
+    RL_ROWS(rl_rows_f32_f32_##isa, RL_F32, RL_ACT_F32, isa)                                                            \
+    RL_ROWS(rl_rows_f16_f32_##isa, RL_F16, RL_ACT_F32, isa) RL_ROWS(rl_rows_bf16_f32_##isa, RL_BF16, RL_ACT_F32, isa)  \
+        RL_ROWS(rl_rows_q4_0_f32_##isa, RL_Q4_0, RL_ACT_F32, isa)                                                      \
+            RL_ROWS(rl_rows_q4_1_f32_##isa, RL_Q4_1, RL_ACT_F32, isa)                                                  \
+                RL_ROWS(rl_rows_q5_0_f32_##isa, RL_Q5_0, RL_ACT_F32, isa)                                              \
+                    RL_ROWS(rl_rows_q5_1_f32_##isa, RL_Q5_1, RL_ACT_F32, isa)                                          \
+                        RL_ROWS(rl_rows_q8_0_f32_##isa, RL_Q8_0, RL_ACT_F32, isa)                                      \
+                            RL_ROWS(rl_rows_q2k_f32_##isa, RL_Q2_K, RL_ACT_F32, isa)                                   \
+                                RL_ROWS(rl_rows_q3k_f32_##isa, RL_Q3_K, RL_ACT_F32, isa)                               \
+                                    RL_ROWS(rl_rows_q4k_f32_##isa, RL_Q4_K, RL_ACT_F32, isa)                           \
+                                        RL_ROWS(rl_rows_q5k_f32_##isa, RL_Q5_K, RL_ACT_F32, isa)                       \
+                                            RL_ROWS(rl_rows_q6k_f32_##isa, RL_Q6_K, RL_ACT_F32, isa)                   \
+                                                RL_ROWS(rl_rows_q8k_f32_##isa, RL_Q8_K, RL_ACT_F32, isa)               \
+                                                    RL_ROWS(rl_rows_iq4nl_f32_##isa, RL_IQ4_NL, RL_ACT_F32, isa)       \
+                                                        RL_ROWS(rl_rows_iq4xs_f32_##isa, RL_IQ4_XS, RL_ACT_F32, isa)
+RL_X86(RL_ROWS_F32(avx2) RL_ROWS_BLOCKS(avx2) RL_ROWS_SUPER(avx2) RL_ROWS_BLOCKS(avxvnni) RL_ROWS_SUPER(avxvnni)
+           RL_ROWS_BLOCKS(avx512) RL_ROWS_SUPER(avx512))
 
 #undef RL_ROWS
 #undef RL_ROWS_FLOAT_REF
 #undef RL_ROWS_QUANT_REF
 #undef RL_ROWS_BLOCKS
+#undef RL_ROWS_F32
 #undef RL_ROWS_SUPER
 #undef RL_ROWS_NIB
 #undef RL_ROWS_NAT

@@ -19,20 +19,8 @@
 #ifndef RL_KERNELS_X86_ROWS256_H
 #define RL_KERNELS_X86_ROWS256_H
 
-#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
-#error "needs AVX2, FMA and F16C"
-#endif
-#ifdef __FAST_MATH__
-#error "fast-math breaks NaN and the documented order of sums"
-#endif
+#include "kernels/x86/unpack256.h"
 
-#include <immintrin.h>
-#include <string.h>
-
-#include "base/blocks.h"
-#include "kernels/api.h"
-
-#define RL_INLINE static inline __attribute__((always_inline))
 #define RL_PREFETCH_AHEAD 1536 // the hardware prefetcher stops at the end of a 4 KB page
 
 #define RL_CAT_(a, b, c, d) a##b##c##d
@@ -45,39 +33,8 @@ typedef int8_t rl_x;
 typedef int16_t rl_x;
 #endif
 
-RL_INLINE __m256i load256(const void *p) {
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-// Weights are loaded once and kept: left to itself, gcc folds a second, line-crossing load into the next operation.
-RL_INLINE __m256i weights(const void *p) {
-    __m256i v = load256(p);
-    __asm__("" : "+x"(v));
-    return v;
-}
-RL_INLINE __m128i load128(const void *p) {
-    return _mm_loadu_si128((const __m128i *)p);
-}
-RL_INLINE uint16_t load16(const void *p) {
-    uint16_t v;
-    memcpy(&v, p, 2);
-    return v;
-}
-RL_INLINE uint32_t load32(const void *p) {
-    uint32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
-RL_INLINE float half1(const void *p) {
-    return _cvtsh_ss(load16(p));
-}
 RL_INLINE void prefetch(const uint8_t *w, size_t bytes) {
     for (size_t o = 0; o < bytes; o += 64) _mm_prefetch((const char *)w + RL_PREFETCH_AHEAD + o, _MM_HINT_T0);
-}
-
-RL_INLINE float sum8(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
 // Integer dot products of 32 weights in bytes; `sign` is a constant: signed or unsigned weights. The result has 8
@@ -181,12 +138,6 @@ RL_INLINE void finish(__m256 *acc, __m256 *min, float *out, size_t ld_out, const
         if (RL_CHAINS(nt) == 4) s = _mm256_add_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(c[2], c[3]));
         out[(size_t)t * ld_out] = sum8(_mm256_add_ps(s, min[t]));
     }
-}
-
-RL_INLINE __m256i iq4_lookup(__m256i q) {
-    const __m256i table = _mm256_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113, //
-                                           -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
-    return _mm256_shuffle_epi8(table, q);
 }
 
 // Runs ROW (an inline function whose last parameter is the constant number of tokens) over rows and tokens.

@@ -49,35 +49,7 @@ RL_INLINE void gather_dm(const uint8_t *w, const size_t bytes, size_t n, __m256 
     *m = _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1));
 }
 
-// The 16 bytes at `at` of a block and of the next one (zero when there is none).
-RL_INLINE __m256i two(const uint8_t *w, const size_t bytes, const size_t at, const int second) {
-    __m256i v = _mm256_castsi128_si256(load128(w + at));
-    return _mm256_inserti128_si256(v, second ? load128(w + bytes + at) : _mm_setzero_si128(), 1);
-}
-
-RL_INLINE void nibbles(__m256i v, __m256i *lo, __m256i *hi) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    *lo = _mm256_and_si256(v, mask);
-    *hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
-}
-
-// Adds 16 to each value whose bit in the 4 bytes at `at` is set.
-RL_INLINE void fifth_bits(const uint8_t *w, const size_t bytes, const size_t at, const int second, __m256i *lo,
-                          __m256i *hi) {
-    const __m256i low = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, //
-                                         0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi8(2));
-    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201ull), sixteen = _mm256_set1_epi8(16);
-    __m128i a = _mm_set1_epi32((int)load32(w + at));
-    __m128i b = second ? _mm_set1_epi32((int)load32(w + bytes + at)) : a;
-    __m256i h = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
-    __m256i l = _mm256_and_si256(_mm256_shuffle_epi8(h, low), bit);
-    h = _mm256_and_si256(_mm256_shuffle_epi8(h, high), bit);
-    *lo = _mm256_or_si256(*lo, _mm256_and_si256(_mm256_cmpeq_epi8(l, bit), sixteen));
-    *hi = _mm256_or_si256(*hi, _mm256_and_si256(_mm256_cmpeq_epi8(h, bit), sixteen));
-}
-
-// Per type: scales and minimums of n blocks, and two blocks as bytes. The minimum multiplies the sum of the
+// Per type: scales and minimums of n blocks. The minimum multiplies the sum of the
 // activations: m for Q4_1 and Q5_1, -8 d and -16 d where storage is unsigned and values are not.
 RL_INLINE void head_q4_0(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
     *d = gather_d(w, 18, n);
@@ -97,26 +69,6 @@ RL_INLINE void head_iq4nl(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
     *d = gather_d(w, 18, n);
     *m = _mm256_setzero_ps();
 }
-RL_INLINE void pair_q4_0(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
-    nibbles(two(w, 18, 2, second), lo, hi);
-}
-RL_INLINE void pair_q4_1(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
-    nibbles(two(w, 20, 4, second), lo, hi);
-}
-RL_INLINE void pair_q5_0(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
-    nibbles(two(w, 22, 6, second), lo, hi);
-    fifth_bits(w, 22, 2, second, lo, hi);
-}
-RL_INLINE void pair_q5_1(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
-    nibbles(two(w, 24, 8, second), lo, hi);
-    fifth_bits(w, 24, 4, second, lo, hi);
-}
-RL_INLINE void pair_iq4nl(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
-    nibbles(two(w, 18, 2, second), lo, hi);
-    *lo = iq4_lookup(*lo);
-    *hi = iq4_lookup(*hi);
-}
-
 typedef void (*head_fn)(const uint8_t *, size_t, __m256 *, __m256 *);
 typedef void (*pair_fn)(const uint8_t *, const int, __m256i *, __m256i *);
 
