@@ -11,6 +11,7 @@
 
 #include "py/kernels.h"
 #include "py/kvcache.h"
+#include "run/blas.h"
 
 // ---- shared helpers ----
 
@@ -90,17 +91,18 @@ static int thread_count(PyObject *o) {
 }
 
 static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"model", "n_ctx",  "kv",     "n_threads", "n_batch", "compute",
-                            "cpus",  "kernel", "layout", "rope_base", "isa",     NULL};
+    static char *names[] = {"model",  "n_ctx",  "kv",        "n_threads", "n_batch", "compute", "cpus",
+                            "kernel", "layout", "rope_base", "isa",       "blas",    NULL};
     rl_state *st = rl_state_of_type(type);
     py_model *model;
     Py_ssize_t n_ctx = 4096, n_batch = 512;
     PyObject *threads = Py_None;
     const char *kv = "f16", *compute = "auto", *kernel = NULL, *layout = "tile";
+    const char *blas = NULL;
     PyObject *cpus = Py_None, *isa = Py_None;
     double rope_base = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdO:Session", names, st->ModelType, &model, &n_ctx, &kv,
-                                     &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOz:Session", names, st->ModelType, &model, &n_ctx, &kv,
+                                     &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa, &blas))
         return NULL;
     int n_threads = thread_count(threads);
     if (n_threads < 0) return NULL;
@@ -128,6 +130,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     rl_err_clear(&err);
     rl_engine *engine = NULL;
     py_session *self = NULL;
+    if (blas && rl_blas_open(&o.blas, blas, &err) != RL_OK) return rl_raise(st, &err);
     if (rl_engine_create(&engine, model->model, &o, &err) != RL_OK) {
         rl_raise(st, &err);
     } else if ((self = alloc(type, model))) {
@@ -137,6 +140,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         }
     }
     rl_engine_release(engine);
+    rl_blas_release(o.blas);
     return (PyObject *)self;
 }
 
@@ -385,6 +389,15 @@ static PyObject *get_isa(py_session *self, void *u) {
     return o ? PyUnicode_FromString(o->dispatch.isa) : NULL;
 }
 
+static PyObject *get_blas(py_session *self, void *u) {
+    (void)u;
+    const rl_engine_opts *o = opts_of(self);
+    if (!o) return NULL;
+    if (!o->blas) return Py_NewRef(Py_None);
+    return Py_BuildValue("{s:s,s:s,s:s}", "path", rl_blas_path(o->blas), "config", rl_blas_config(o->blas), "core",
+                         rl_blas_core(o->blas));
+}
+
 static PyObject *get_tokens(py_session *self, void *u) {
     (void)u;
     if (!opts_of(self)) return NULL;
@@ -441,6 +454,8 @@ static PyGetSetDef session_getset[] = {
     {"compute", (getter)get_compute, NULL, "'auto', 'int8', 'int16' or 'f32'.", NULL},
     {"kv_type", (getter)get_kv_type, NULL, "Type of the KV cache, 'f16' or 'q8_0/f16' (K/V).", NULL},
     {"isa", (getter)get_isa, NULL, "Best instruction set tier in use.", NULL},
+    {"blas", (getter)get_blas, NULL, "What multiplies prompts, {'path', 'config', 'core'}; None: our own kernels.",
+     NULL},
     {"tokens", (getter)get_tokens, NULL, "The tokens evaluated so far, int32 (a copy).", NULL},
     {"kv", (getter)get_kv, NULL, "One view per layer: .k(raw=False), .v(raw=False), .pages.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -489,7 +504,7 @@ static PyMethodDef session_methods[] = {
 
 PyDoc_STRVAR(session_doc, "Session(model, *, n_ctx=4096, kv='f16', n_threads=None, n_batch=512, compute='auto', "
                           "cpus=None, kernel=None, layout='tile', "
-                          "rope_base=0.0, isa=None)\n--\n\n"
+                          "rope_base=0.0, isa=None, blas=None)\n--\n\n"
                           "One sequence of tokens with its KV cache. Use Model.session(), which has defaults.");
 
 static PyType_Slot session_slots[] = {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "run/blas.h"
+
 // ---- plans ----
 
 typedef struct planner {
@@ -23,7 +25,7 @@ static void plan(planner *p, rl_linear *lin, const rl_weight *w, int head) {
                 .cols = w->cols,
                 .row_bytes = w->t->row_bytes,
                 .data = w->t->data + w->row0 * w->t->row_bytes};
-    rl_linear_opts opts = {.compute = p->e->opts.compute, .head = head};
+    rl_linear_opts opts = {.compute = p->e->opts.compute, .head = head, .blas = p->e->opts.blas};
     if (p->forced && p->forced->type == m.type) {
         opts.kernel = p->forced->name;
         p->forced_used = true;
@@ -237,6 +239,7 @@ rl_status rl_engine_create(rl_engine **out, rl_model *model, const rl_engine_opt
     pthread_mutex_init(&e->lock, NULL);
     e->model = rl_model_ref(model);
     e->opts = *opts;
+    if (e->opts.blas) rl_blas_ref(e->opts.blas);
     rl_status s = build(e, opts, err);
     e->opts.kernel = NULL; // the caller's string
     if (s != RL_OK) {
@@ -261,6 +264,7 @@ void rl_engine_release(rl_engine *e) {
     free(e->kv_layers);
     free(e->lanes);
     free(e->cpus);
+    rl_blas_release(e->opts.blas);
     rl_model_release(e->model);
     pthread_mutex_destroy(&e->lock);
     free(e);

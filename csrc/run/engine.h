@@ -53,6 +53,7 @@ typedef struct rl_engine_opts {
     const int *cpus; // NULL, or n_threads CPU numbers
     rl_compute compute;
     const char *kernel; // NULL, or the rows kernel every matrix that has one of its type must use
+    rl_blas *blas;      // NULL, or OpenBLAS for prompts; the engine takes its own reference
     double rope_base;   // 0: the file's
     rl_kv_type type_k, type_v;
     rl_kv_layout layout;

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "run/blas.h"
 #include "run/linear_tile.h"
 
 #define UNIT_ROWS 16         // rows handed out are multiples of this
@@ -62,22 +63,38 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
         lin->rows = auto_rows(d, w->type);
     if (!lin->rows) return rl_fail(err, RL_ERR_KERNEL, "no kernel multiplies rows of %s", rl_dtype_of(w->type)->name);
     rl_linear_tile_plan(lin, d, opts->head);
+    if (!opts->blas) return RL_OK;
+    if (opts->compute != RL_COMPUTE_F32)
+        return rl_fail(err, RL_ERR_ARG, "OpenBLAS multiplies float32: it goes with compute 'f32'");
+    lin->unpack = rl_kernel_find(d, RL_FAM_DEQUANT, w->type, 0, NULL);
+    if (!rl_blas_fits(w) || !lin->unpack)
+        return rl_fail(err, RL_ERR_UNSUPPORTED, "OpenBLAS cannot take %zu x %zu values of %s", w->rows, w->cols,
+                       rl_dtype_of(w->type)->name);
+    lin->blas = opts->blas;
     return RL_OK;
 }
 
+static bool takes_blas(const rl_linear *lin, size_t n_tok) {
+    return lin->blas && n_tok >= RL_BLAS_FROM;
+}
+
 static bool takes_tile(const rl_linear *lin, size_t n_tok) {
-    return lin->mul && n_tok >= lin->tile_from;
+    return !takes_blas(lin, n_tok) && lin->mul && n_tok >= lin->tile_from;
 }
 
 unsigned rl_linear_formats(const rl_linear *lin, size_t n_tok) {
+    if (takes_blas(lin, n_tok)) return RL_ACT_F32;
     return takes_tile(lin, n_tok) ? rl_linear_tile_formats(lin) : lin->rows->act;
 }
 
 const rl_kernel *rl_linear_kernel(const rl_linear *lin, size_t n_tok) {
+    if (takes_blas(lin, n_tok)) return rl_blas_kernel(lin->blas);
     return takes_tile(lin, n_tok) ? lin->mul : lin->rows;
 }
 
 size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok) {
+    for (size_t i = 0; i < n; i++)
+        if (takes_blas(lins[i], max_tok)) return rl_blas_scratch();
     for (size_t i = 0; i < n; i++)
         if (takes_tile(lins[i], max_tok)) return rl_linear_tile_scratch(max_tok);
     return 0;
@@ -137,14 +154,28 @@ static void run_rows(rl_team *team, int ith, const rl_linear_call *calls, size_t
     while (rl_work_next(&work, team, ith, &i0, &i1)) multiply_units(calls, n_calls, i0, i1);
 }
 
+typedef enum way { WAY_ROWS, WAY_TILE, WAY_BLAS } way;
+
+static way way_of(const rl_linear_call *c) {
+    if (takes_blas(c->lin, c->n_tok)) return WAY_BLAS;
+    return takes_tile(c->lin, c->n_tok) ? WAY_TILE : WAY_ROWS;
+}
+
 void rl_linear_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch) {
-    // Neighbours that take the same path are one piece of work.
+    // Neighbours that go the same way are one piece of work.
     for (size_t i = 0, end; i < n_calls; i = end) {
-        bool tile = takes_tile(calls[i].lin, calls[i].n_tok);
-        for (end = i + 1; end < n_calls && takes_tile(calls[end].lin, calls[end].n_tok) == tile;) end++;
-        if (tile)
-            rl_linear_tile_run(team, ith, calls + i, end - i, scratch);
-        else
+        way w = way_of(&calls[i]);
+        for (end = i + 1; end < n_calls && way_of(&calls[end]) == w;) end++;
+        switch (w) {
+        case WAY_ROWS:
             run_rows(team, ith, calls + i, end - i);
+            break;
+        case WAY_TILE:
+            rl_linear_tile_run(team, ith, calls + i, end - i, scratch);
+            break;
+        case WAY_BLAS:
+            rl_blas_run(team, ith, calls + i, end - i, scratch);
+            break;
+        }
     }
 }

@@ -16,6 +16,8 @@ typedef struct rl_mat {
 
 typedef enum rl_compute { RL_COMPUTE_AUTO, RL_COMPUTE_INT8, RL_COMPUTE_INT16, RL_COMPUTE_F32 } rl_compute;
 
+typedef struct rl_blas rl_blas; // run/blas.h
+
 // What runs for one matrix, fixed when the session is made. `head` marks the output matrix: auto keeps it
 // int16.
 typedef struct rl_linear {
@@ -24,13 +26,15 @@ typedef struct rl_linear {
     const rl_kernel *rows;   // for few tokens
     const rl_kernel *unpack; // for prompts; NULL: rows are used in groups of RL_ROWS_MAX_TOK
     const rl_kernel *mul;
-    size_t tile_from; // least number of tokens for which the tile is used
+    size_t tile_from;    // least number of tokens for which the tile is used
+    const rl_blas *blas; // NULL, or the library that multiplies prompts instead of the tile; unpack dequantizes
 } rl_linear;
 
 typedef struct rl_linear_opts {
     rl_compute compute;
     int head;
-    const char *kernel; // NULL or the name of the kernel that must be used
+    const char *kernel;  // NULL or the name of the kernel that must be used
+    const rl_blas *blas; // NULL, or OpenBLAS for prompts; with RL_COMPUTE_F32 only
 } rl_linear_opts;
 
 rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, const rl_linear_opts *opts,

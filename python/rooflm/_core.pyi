@@ -358,6 +358,7 @@ class Session:
         layout: str = "tile",
         rope_base: float = 0.0,
         isa: Optional[str] = None,
+        blas: Optional[str] = None,
     ) -> None: ...
     model: Model
     n_past: int
@@ -369,6 +370,7 @@ class Session:
     compute: str
     kv_type: str
     isa: str
+    blas: Optional[dict[str, str]]
     tokens: np.ndarray
     kv: tuple[Any, ...]
     def eval(

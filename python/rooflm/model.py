@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Optional, 
 import numpy as np
 
 from rooflm import _core
+from rooflm._blas import find_openblas
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
 from rooflm._text import TextOrTokens, as_tokens
@@ -98,6 +99,7 @@ class Model:
         layout: str = "tile",
         rope_base: Optional[float] = None,
         isa: Optional[str] = None,
+        blas: Optional[str] = None,
     ) -> Session:
         """A new, empty session.
 
@@ -112,6 +114,8 @@ class Model:
         layout     inside a KV page: "tile", "token" or "head"
         rope_base  another base for RoPE than the file's (what that costs is measured, not assumed)
         isa        best instruction-set tier to use, such as "avx2"; default ROOFLM_ISA or no limit
+        blas       "openblas" or the path of one: it multiplies prompts, as a baseline for compute="f32" (install
+                   rooflm[blas], or the system's); see Session.blas for what was found
         """
         return Session(
             self,
@@ -125,6 +129,7 @@ class Model:
             layout=layout,
             rope_base=rope_base,
             isa=isa,
+            blas=blas,
         )
 
     def batch(self, **options: Any) -> Batch:
@@ -184,6 +189,7 @@ class Session:
         layout: str = "tile",
         rope_base: Optional[float] = None,
         isa: Optional[str] = None,
+        blas: Optional[str] = None,
     ) -> None:
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
@@ -203,6 +209,7 @@ class Session:
             layout=layout,
             rope_base=rope_base or 0.0,
             isa=isa,
+            blas=find_openblas(blas),
         )
         self._pending: list[int] = []  # sampled by generate(), not evaluated yet
         self._capture: Optional[Capture] = None
@@ -243,6 +250,7 @@ class Session:
     tokens = property(lambda self: self._c.tokens, doc="The ids evaluated so far.")
     kv = property(lambda self: self._c.kv, doc="The cache by layer: kv[3].k(), kv[3].v().")
 
+    blas = property(lambda self: self._c.blas, doc="The OpenBLAS that multiplies prompts (path, config, core), or None.")
     isa = property(lambda self: self._c.isa, doc="Best instruction-set tier in use.")
     kv_nbytes = property(lambda self: self._c.kv_nbytes, doc="Bytes of the KV pages in use.")
     scratch_nbytes = property(lambda self: self._c.scratch_nbytes, doc="Bytes of working memory, reserved at once.")
