@@ -250,7 +250,7 @@ class Session:
     tokens = property(lambda self: self._c.tokens, doc="The ids evaluated so far.")
     kv = property(lambda self: self._c.kv, doc="The cache by layer: kv[3].k(), kv[3].v().")
 
-    blas = property(lambda self: self._c.blas, doc="The OpenBLAS that multiplies prompts (path, config, core), or None.")
+    blas = property(lambda self: self._c.blas, doc="The OpenBLAS that multiplies prompts or None.")
     isa = property(lambda self: self._c.isa, doc="Best instruction-set tier in use.")
     kv_nbytes = property(lambda self: self._c.kv_nbytes, doc="Bytes of the KV pages in use.")
     scratch_nbytes = property(lambda self: self._c.scratch_nbytes, doc="Bytes of working memory, reserved at once.")
