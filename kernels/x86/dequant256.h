@@ -125,5 +125,72 @@ RL_INLINE void deq_bf16(const uint8_t *w, float *out, size_t n) {
 #define RL_FOR_EACH_TYPE(M)                                                                                            \
     M(f32)                                                                                                             \
     M(f16) M(bf16) M(q4_0) M(q4_1) M(q5_0) M(q5_1) M(q8_0) M(iq4nl) M(q2k) M(q3k) M(q4k) M(q5k) M(q6k) M(q8k) M(iq4xs)
+// Small integers to float32, 32 at a time, for the AVX2 dequantizers. Multiplication and addition are separate
+// instructions on purpose: fused ones would round differently from the reference.
+#ifndef RL_KERNELS_DEQUANT256_H
+#define RL_KERNELS_DEQUANT256_H
+
+#if !defined(__AVX2__) || !defined(__F16C__)
+#error "compile with the flags of the avx2 tier"
+#endif
+#include <immintrin.h>
+
+#include "base/blocks.h"
+#include "kernels/api.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float half_to_float(uint16_t h) {
+    return _cvtsh_ss(h);
+}
+
+INLINE __m256i load32(const void *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+INLINE __m128i load16(const void *p) {
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
+// 16 bytes of nibbles as 32 bytes: low nibbles first.
+INLINE __m256i nibbles16(const void *p) {
+    __m128i x = load16(p);
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), _mm256_set1_epi8(15));
+}
+
+INLINE __m256 float8(__m128i q) { // the low 8 signed bytes
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
+}
+
+// out = d * q for 16 signed bytes.
+INLINE void scaled16(__m128i q, float d, float *out) {
+    __m256 s = _mm256_set1_ps(d);
+    _mm256_storeu_ps(out, _mm256_mul_ps(s, float8(q)));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(s, float8(_mm_srli_si128(q, 8))));
+}
+
+INLINE void scaled32(__m256i q, float d, float *out) {
+    scaled16(_mm256_castsi256_si128(q), d, out);
+    scaled16(_mm256_extracti128_si256(q, 1), d, out + 16);
+}
+
+// out = d * q + m
+INLINE void shifted16(__m128i q, float d, float m, float *out) {
+    __m256 s = _mm256_set1_ps(d), a = _mm256_set1_ps(m);
+    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_mul_ps(s, float8(q)), a));
+    _mm256_storeu_ps(out + 8, _mm256_add_ps(_mm256_mul_ps(s, float8(_mm_srli_si128(q, 8))), a));
+}
+
+INLINE void shifted32(__m256i q, float d, float m, float *out) {
+    shifted16(_mm256_castsi256_si128(q), d, m, out);
+    shifted16(_mm256_extracti128_si256(q, 1), d, m, out + 16);
+}
+
+// The 16 uneven levels of the IQ4 types.
+INLINE __m256i iq4_levels(__m256i codes) {
+    const __m256i levels = _mm256_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+                                            -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+    return _mm256_shuffle_epi8(levels, codes);
+}
 
 #endif
