@@ -27,7 +27,12 @@ ALL = {**BLOCKS, **FLOATS}
 
 
 def random_rows(
-    rng: np.random.Generator, kind: str, rows: int, cols: int, power_of_two: bool = False, fill: int | None = None
+    rng: np.random.Generator,
+    kind: str,
+    rows: int,
+    cols: int,
+    power_of_two: bool = False,
+    fill: int | None = None,
 ) -> np.ndarray:
     """(rows, bytes) uint8. fill: every quantized byte has this value (scales in blocks included)."""
     block, nbytes, halves, _ = ALL[kind]

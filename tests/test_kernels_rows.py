@@ -81,7 +81,8 @@ def test_reference_equals_gguf_package(kind):
 def test_equals_reference_at_every_length(k):
     """Unaligned rows with padding between them, 1 to 9 tokens, random scales and minimums."""
     rng = np.random.default_rng(2)
-    for i, cols in enumerate(lengths(k.type) if k.type in BLOCKS else [1, 7, 31, 33, 64, 100, 257, 576, 1056]):
+    odd = [1, 7, 31, 33, 64, 100, 257, 576, 1056]
+    for i, cols in enumerate(lengths(k.type) if k.type in BLOCKS else odd):
         raw = random_rows(rng, k.type, 5, cols)
         n = raw.shape[1]
         padded = np.full(5 * (n + 6) + 1, 255, np.uint8)  # 255: NaN where taken for a scale
@@ -91,13 +92,14 @@ def test_equals_reference_at_every_length(k):
         want = run(ref_of(k), raw, cols, x)
         got = run(k.name, padded[1:], cols, x, ld_out=8, row_bytes=n + 6, n_rows=5)
         w = dequantize(k.type, raw, cols).astype(np.float64)
-        np.testing.assert_array_less(np.abs(got - want), bound(w, x.astype(np.float64)), err_msg=f"{cols} columns")
+        limit = bound(w, x.astype(np.float64))
+        np.testing.assert_array_less(np.abs(got - want), limit, err_msg=f"{cols} columns")
 
 
 @pytest.mark.parametrize("k", HERE, ids=name_of)
 def test_integer_sums_are_exact(k):
-    """With power-of-two scales every float is an integer below 2^24 times one power of two: the results of all
-    kernels must equal float64 to the bit, whatever their order."""
+    """With power-of-two scales every float is an integer below 2^24 times one power of two: the results of
+    all kernels must equal float64 to the bit, whatever their order."""
     rng = np.random.default_rng(3)
     for cols in (256, 768) if ALL[k.type][0] == 256 else (32, 96, 288, 576, 1056):
         for _ in range(4):
@@ -107,20 +109,21 @@ def test_integer_sums_are_exact(k):
             top, step = {"int8": (127, 32), "int16": (16383, 256), "f32": (1, cols)}[k.act]
             for b in range(0, cols, step):
                 part = slice(b, min(b + step, cols))
-                # Small values at some places; the largest, which makes the scale 1, meets the smallest weight.
+                # Small values at some places; the largest, which makes the scale 1, at the smallest weight.
                 for t in range(5):
                     at = b + rng.permutation(part.stop - b)[: 1 + t]
                     x[t, at] = rng.integers(-30 // (t + 1), 30 // (t + 1) + 1, size=len(at))
                 x[:, b + np.abs(w[0, part]).argmin()] = rng.choice([-top, top])
             got = run(k.name, raw, cols, x)
-            np.testing.assert_array_equal(got, (x.astype(np.float64) @ w.T).astype(np.float32), err_msg=f"{cols}")
+            want = (x.astype(np.float64) @ w.T).astype(np.float32)
+            np.testing.assert_array_equal(got, want, err_msg=f"{cols} columns")
 
 
 @pytest.mark.parametrize("k", [k for k in FAST if k.act != "f32"], ids=name_of)
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF, 0xF0, 0x0F])
 def test_worst_case_of_integer_sums(k, fill):
-    """All weights, block scales and activations at an extreme: an accumulator that wraps or saturates is off by
-    far more than rounding."""
+    """All weights, block scales and activations at an extreme: an accumulator that wraps or saturates is off
+    by far more than rounding."""
     rng = np.random.default_rng(4)
     raw = random_rows(rng, k.type, 2, 1024, fill=fill)
     signs = np.repeat([1, -1, 1, -1], 256) * np.array([[1.0], [1.0], [-1.0]])
@@ -167,7 +170,7 @@ def test_bad_activations_show(k, bad):
 
 @pytest.mark.parametrize("k", HERE, ids=name_of)
 def test_never_reads_past_the_last_row(k):
-    """The file may end with the last row: here an unreadable page follows it, and another precedes the first."""
+    """The file may end with the last row: here an unreadable page follows it, and one precedes the first."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = mmap.PAGESIZE
     area = mmap.mmap(-1, 4 * page)
@@ -175,9 +178,8 @@ def test_never_reads_past_the_last_row(k):
     for at in (0, 3 * page):
         assert libc.mprotect(ctypes.c_void_p(base + at), ctypes.c_size_t(page), 0) == 0
     rng = np.random.default_rng(7)
-    for cols in (
-        (256, 512) if ALL[k.type][0] == 256 else (32, 64, 96, 224, 288, 576) if k.type in BLOCKS else (1, 33, 575)
-    ):
+    lengths_of = {1: (1, 33, 575), 32: (32, 64, 96, 224, 288, 576), 256: (256, 512)}
+    for cols in lengths_of[ALL[k.type][0]]:
         raw = random_rows(rng, k.type, 1, cols)
         for start in (page, 3 * page - raw.size):
             w = np.frombuffer((ctypes.c_uint8 * raw.size).from_address(base + start), np.uint8)

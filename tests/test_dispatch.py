@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of kernels: names, files, tiers and the CPU agree; overrides are met or refused."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rooflm
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = rooflm.kernels(isa=None)
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+TIER_LINE = re.compile(r'^RL_TIER\((\w+),\s*(\w+),\s*"([^"]*)",\s*([^)]*)\)', re.M)
+TIERS = {
+    name: (arch, flags.split(), set(re.findall(r"RL_CPU_(\w+)", mask.replace("\n", " "))))
+    for name, arch, flags, mask in TIER_LINE.findall((ROOT / "kernels" / "tiers.h").read_text())
+}
+HERE = {name: row for name, row in TIERS.items() if row[0] == ("x86" if X86 else "arm")}
+TYPE_NAMES = {"Q2_K": "q2k", "Q3_K": "q3k", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k", "Q8_K": "q8k",
+              "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs"}  # fmt: skip
+ACT_NAMES = {"f32": "f32", "int8": "q8", "int16": "q16"}
+
+
+def cpu_has():
+    """Features of this CPU from the system, not from the library."""
+    if X86:
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M).group(1).split()
+        return {f.replace("avx512_vnni", "avx512vnni").replace("avx_vnni", "avxvnni") for f in flags}
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    found = {"neon"}
+    if getauxval(16) >> 20 & 1:
+        found.add("dotprod")
+    if getauxval(26) >> 13 & 1:
+        found.add("i8mm")
+    return found
+
+
+@pytest.fixture(scope="module")
+def no_env():
+    with pytest.MonkeyPatch.context() as m:
+        m.delenv("ROOFLM_ISA", raising=False)
+        m.delenv("ROOFLM_KERNELS", raising=False)
+        yield
+
+
+def test_tables_were_read():
+    assert len(TIERS) >= 6 and len(HERE) == 3
+    assert all(features for _, _, features in TIERS.values())
+
+
+def test_available_is_what_the_cpu_has(no_env):
+    """A capable CPU that would run no entry of a tier is a failure: tests walk the available entries."""
+    has = cpu_has()
+    for k in rooflm.kernels():
+        assert k.available == (set(k.needs) <= has), k
+    for tier, (_, _, features) in HERE.items():
+        if {f.lower() for f in features} <= has:
+            for family in ("rows", "tile_mul"):
+                assert TABLE.select(isa=tier, family=family, available=True), (tier, family)
+
+
+def test_every_slot_has_a_reference_and_one_choice(no_env):
+    slots = {}
+    for k in rooflm.kernels():
+        slots.setdefault((k.family, k.type, k.act, k.layout, k.name.rsplit("_", 1)[0]), []).append(k)
+    for slot, entries in slots.items():
+        assert TABLE.select(family=slot[0], type=slot[1], act=slot[2], isa="ref"), slot
+        assert len({k.isa for k in entries}) == len(entries), slot
+        ranks = [["ref", *TIERS].index(k.isa) for k in entries]
+        assert ranks == sorted(ranks), f"best tier last: {slot}"
+    assert len({k.name for k in TABLE}) == len(TABLE)
+    for family, kind in {(k.family, k.type) for k in TABLE if k.family == "rows"}:
+        for act in {k.act for k in TABLE.select(family=family, type=kind)}:
+            assert len(rooflm.kernels().select(family=family, type=kind, act=act, chosen=True)) == 1
+
+
+@pytest.mark.parametrize("k", TABLE, ids=lambda k: k.name)
+def test_name_file_and_table_agree(k):
+    assert k.name.endswith("_" + k.isa)
+    if k.family in ("rows", "dequant"):
+        kind = TYPE_NAMES.get(k.type, k.type.lower())
+        act = f"_{ACT_NAMES[k.act]}" if k.family == "rows" else ""
+        assert k.name == f"rl_{k.family}_{kind}{act}_{k.isa}"
+    if k.family == "act":
+        assert k.name == f"rl_act_{ACT_NAMES[k.act]}_{k.isa}"
+    if k.isa == "ref":
+        assert k.needs == ()
+        assert list((ROOT / "kernels" / "ref").glob("*.c"))
+        return
+    arch, _, features = TIERS[k.isa]
+    assert set(k.needs) == {f.lower() for f in features}
+    prefix = k.family.split("_")[0]
+    assert list((ROOT / "kernels" / arch).glob(f"{prefix}*_{k.isa}.c")), "no source file"
+
+
+FILES = sorted([*ROOT.glob("kernels/x86/*.c"), *ROOT.glob("kernels/arm/*.c")])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_kernel_files(path):
+    """One tier per file, refused by the preprocessor without the flags of the tier."""
+    tier = path.stem.rsplit("_", 1)[1]
+    arch, flags, _ = TIERS[tier]
+    assert path.parent.name == arch
+    if arch != ("x86" if X86 else "arm") or not flags:
+        return
+    base = [f for f in flags if not f.startswith(("-mprefer", "-march"))]
+    cmd = ["cc", "-std=gnu11", "-E", f"-I{ROOT}", f"-I{ROOT}/csrc", str(path)]
+    try:
+        with_flags = subprocess.run([*cmd, *flags], capture_output=True, text=True)
+    except OSError:
+        pytest.skip("no C compiler here")
+    assert with_flags.returncode == 0, with_flags.stderr
+    # The flags that this tier has and no lower one: without them the file must not compile.
+    lower = {f for t in ("avx2", "dotprod") if t != tier for f in TIERS[t][1]}
+    own = [f for f in base if f not in lower]
+    reduced = [f for f in flags if f not in own] if own else []
+    without = subprocess.run([*cmd, *reduced], capture_output=True, text=True)
+    assert without.returncode != 0 and "#error" in without.stderr, f"compiles without {own or flags}"
+
+
+def test_limits_and_overrides(no_env, monkeypatch):
+    ref = rooflm.kernels(isa="ref")
+    assert {k.isa for k in ref if k.chosen} == {"ref"}
+    assert not [k for k in ref if k.available and k.isa != "ref"]
+    best = rooflm.kernels()
+    name = "rl_rows_q4k_q8_ref"
+    forced = rooflm.kernels(kernels=[name, "rl_rows_q6k_q16_ref"])
+    for k in forced.select(type="Q4_K", act="int8", family="rows"):
+        assert k.chosen == (k.name == name)
+    assert forced.select(name=name)[0].why == "asked for by name"
+    assert forced.select(name="rl_rows_q6k_q16_ref")[0].chosen
+    assert [k.chosen for k in forced if k.type == "Q8_0"] == [k.chosen for k in best if k.type == "Q8_0"]
+    monkeypatch.setenv("ROOFLM_ISA", "ref")
+    assert {k.isa for k in rooflm.kernels() if k.chosen} == {"ref"}
+    monkeypatch.setenv("ROOFLM_KERNELS", "rl_rows_q4k_q8_nothing")
+    with pytest.raises(rooflm.KernelUnavailable, match="rl_rows_q4k_q8_nothing"):
+        rooflm.kernels()
+    assert {k.isa for k in rooflm.kernels(kernels="") if k.chosen} == {"ref"}
+
+
+@pytest.mark.parametrize("tier", [*TIERS, "sse9"])
+def test_impossible_limits_are_errors(no_env, tier):
+    if tier in HERE and {f.lower() for f in HERE[tier][2]} <= cpu_has():
+        k = rooflm.kernels(isa=tier)
+        assert any(e.chosen and e.isa == tier for e in k)
+        assert not any(e.available for e in k if ["ref", *TIERS].index(e.isa) > ["ref", *TIERS].index(tier))
+        above = [e for e in k if not e.available and set(e.needs) <= cpu_has()]
+        assert all("limited to" in e.why for e in above)
+        if above:
+            with pytest.raises(rooflm.KernelUnavailable, match="limited"):
+                rooflm.kernels(isa=tier, kernels=above[0].name)
+    else:
+        with pytest.raises(rooflm.KernelUnavailable, match=tier):
+            rooflm.kernels(isa=tier)
+    for k in TABLE:
+        if not k.available:
+            with pytest.raises(rooflm.KernelUnavailable, match=k.isa):
+                rooflm.kernels(kernels=k.name)
+            break
+
+
+def test_it_prints(no_env):
+    k = rooflm.kernels()[:3]
+    assert "available" in repr(k) and k[0].name in repr(k) and "<table>" in k._repr_html_()
+    with pytest.raises(TypeError, match="no field 'tier'"):
+        k.select(tier="avx2")
+
+
+def test_environment_reaches_a_fresh_process():
+    code = "import rooflm; print({k.isa for k in rooflm.kernels() if k.chosen})"
+    out = subprocess.run([sys.executable, "-c", code], env={**os.environ, "ROOFLM_ISA": "ref"},
+                         capture_output=True, text=True, check=True)  # fmt: skip
+    assert out.stdout.strip() == "{'ref'}"
