@@ -33,22 +33,4 @@ RL_DEQUANT(rl_dequant_iq4xs_ref, RL_IQ4_XS, ref)
 RL_X86(RL_DEQUANTS(avx2))
 
 #undef RL_DEQUANTS
-RL_X86(
-RL_DEQUANT(rl_dequant_f16_avx2, RL_F16, avx2)
-RL_DEQUANT(rl_dequant_bf16_avx2, RL_BF16, avx2)
-RL_DEQUANT(rl_dequant_q4_0_avx2, RL_Q4_0, avx2)
-RL_DEQUANT(rl_dequant_q4_1_avx2, RL_Q4_1, avx2)
-RL_DEQUANT(rl_dequant_q5_0_avx2, RL_Q5_0, avx2)
-RL_DEQUANT(rl_dequant_q5_1_avx2, RL_Q5_1, avx2)
-RL_DEQUANT(rl_dequant_q8_0_avx2, RL_Q8_0, avx2)
-RL_DEQUANT(rl_dequant_q2k_avx2, RL_Q2_K, avx2)
-RL_DEQUANT(rl_dequant_q3k_avx2, RL_Q3_K, avx2)
-RL_DEQUANT(rl_dequant_q4k_avx2, RL_Q4_K, avx2)
-RL_DEQUANT(rl_dequant_q5k_avx2, RL_Q5_K, avx2)
-RL_DEQUANT(rl_dequant_q6k_avx2, RL_Q6_K, avx2)
-RL_DEQUANT(rl_dequant_q8k_avx2, RL_Q8_K, avx2)
-RL_DEQUANT(rl_dequant_iq4nl_avx2, RL_IQ4_NL, avx2)
-RL_DEQUANT(rl_dequant_iq4xs_avx2, RL_IQ4_XS, avx2)
-)
-
 #undef RL_DEQUANT
