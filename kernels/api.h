@@ -8,6 +8,7 @@
 //   tile      unpack a tile of rows once, multiply it with every token of the batch (prompts)
 //   attn      scores and values over one 64-token KV page
 //   vec       norms, RoPE, softmax, activations, adds
+//   read      plain reads, for measuring bandwidth
 #ifndef RL_KERNELS_API_H
 #define RL_KERNELS_API_H
 
@@ -26,6 +27,7 @@ typedef enum rl_family {
     RL_FAM_TILE_MUL,
     RL_FAM_ATTN,
     RL_FAM_VEC,
+    RL_FAM_READ,
     RL_FAM_COUNT
 } rl_family;
 
@@ -129,6 +131,9 @@ const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type 
 
 /// The entry with exactly this name, RL_ERR_KERNEL when unknown or not runnable here.
 rl_status rl_kernel_named(const rl_dispatch *d, const char *name, const rl_kernel **out, rl_err *err);
+
+// Reads n bytes. Returns the XOR of their 64-bit words, the last one padded with zeros: proof that it did.
+typedef uint64_t (*rl_read_bytes_fn)(const void *p, size_t n);
 
 // Vector operations, one pointer each, filled with references and overridden per tier. All sums run in one
 // documented order per tier. x and out may be the same.

@@ -6,3 +6,4 @@
 #include "kernels/list_attn.h"
 #include "kernels/list_vec.h"
 #include "kernels/list_tile.h"
+#include "kernels/list_read.h"

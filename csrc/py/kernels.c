@@ -12,7 +12,7 @@ static const char *const family_names[RL_FAM_COUNT] = {
     [RL_FAM_DEQUANT] = "dequant",   [RL_FAM_ACT] = "act",
     [RL_FAM_ROWS] = "rows",         [RL_FAM_TILE_UNPACK] = "tile_unpack",
     [RL_FAM_TILE_MUL] = "tile_mul", [RL_FAM_ATTN] = "attn",
-    [RL_FAM_VEC] = "vec",
+    [RL_FAM_VEC] = "vec",           [RL_FAM_READ] = "read",
 };
 
 static const struct {
@@ -66,7 +66,7 @@ int rl_py_compute(const char *name, rl_compute *out) {
     return -1;
 }
 
-static bool poll_signals(void *arg) {
+bool rl_py_poll(void *arg) {
     PyThreadState **saved = arg;
     PyEval_RestoreThread(*saved);
     int stop = PyErr_CheckSignals() < 0;
@@ -80,7 +80,7 @@ int rl_py_run(rl_state *st, rl_region_fn fn, void *arg, int n_threads) {
     rl_err err;
     rl_err_clear(&err);
     PyThreadState *saved = PyEval_SaveThread();
-    rl_region region = {.fn = fn, .arg = arg, .n_threads = n_threads, .poll = poll_signals, .poll_arg = &saved};
+    rl_region region = {.fn = fn, .arg = arg, .n_threads = n_threads, .poll = rl_py_poll, .poll_arg = &saved};
     rl_status s = rl_pool_run(pool, &region, &err);
     PyEval_RestoreThread(saved);
     if (s == RL_OK) return 0;

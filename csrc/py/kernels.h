@@ -14,6 +14,10 @@ int rl_py_dispatch(rl_state *st, PyObject *isa, PyObject *kernels, rl_dispatch *
 /// "auto", "int8", "int16", "f32"; -1 with ValueError set.
 int rl_py_compute(const char *name, rl_compute *out);
 
+/// Poll of regions that run with the GIL released: arg points to the PyThreadState * that PyEval_SaveThread gave, which
+/// it takes for a moment to see whether a signal handler raised.
+bool rl_py_poll(void *arg);
+
 /// Runs a region with the GIL released, interruptible by signals; -1 with an exception set.
 int rl_py_run(rl_state *st, rl_region_fn fn, void *arg, int n_threads);
 

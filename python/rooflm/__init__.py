@@ -35,12 +35,14 @@ _LAZY = {
     "Generation": "rooflm.generation",
     "bench": "rooflm.benchmark",
     "synth": "rooflm._synth",
+    "machine": "rooflm._machine",
 }
 
 if _TYPE_CHECKING:
     from rooflm._kernels import kernels, linear
     from rooflm.benchmark import bench
     from rooflm._synth import synth
+    from rooflm._machine import machine
     from rooflm.fetching import FetchError, fetch
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
@@ -69,6 +71,7 @@ __all__ = [
     "linear",
     "perplexity",
     "synth",
+    "machine",
 ]
 
 

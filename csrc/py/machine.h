@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// CPU lists of Python callers.
+#ifndef RL_PY_MACHINE_H
+#define RL_PY_MACHINE_H
+
+#include "py/state.h"
+
+/// cpus as None, "0-3,6" or integers, one per thread (more are ignored), into out[n_threads]. 0: None; 1: filled; -1
+/// with a ValueError or TypeError set.
+int rl_py_cpus(PyObject *o, int n_threads, int *out);
+
+/// threads as None (the default of this machine) or an integer from 1 to RL_MAX_THREADS; -1 with an exception set.
+int rl_py_threads(rl_state *st, PyObject *o, const char *name);
+
+#endif
