@@ -69,9 +69,9 @@ __all__ = [
     "fetch",
     "kernels",
     "linear",
+    "machine",
     "perplexity",
     "synth",
-    "machine",
 ]
 
 
