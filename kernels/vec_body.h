@@ -11,21 +11,29 @@
 //   v_swap_pairs v_dup_even v_dup_odd v_fmaddsub (even lanes subtract)   v_unzip(a, b, &even, &odd)
 //   v_first_eq(v, s) index of the first lane equal to s, or W    v_reduce_max
 //
-// Sums are in double: lane l of accumulator k takes elements l + W/2 * (k + 2j), then the accumulators are added in
-// order and the lanes in the order of d_sum.
+// Sums are in double. With K accumulators (4 for squares, 2 elsewhere) lane l of accumulator k takes the elements
+// l + W/2 * (k + K * j); accumulators are added in pairs, lanes in the order of d_sum, what is left over one by one.
 #include <math.h>
 #include <stddef.h>
 
 static inline vd body_sum_squares(const float *x, size_t n, double mean) {
-    vd m = d_set(mean), a = d_set(0.0), b = d_set(0.0);
+    vd m = d_set(mean), a = d_set(0.0), b = a, c = a, d = a;
     size_t i = 0;
-    for (; i + W <= n; i += W) {
-        vf v = v_load(x + i);
-        vd lo = d_sub(v_lo(v), m), hi = d_sub(v_hi(v), m);
-        a = d_fma(lo, lo, a);
-        b = d_fma(hi, hi, b);
+    for (; i + 2 * W <= n; i += 2 * W) {
+        vf v = v_load(x + i), w = v_load(x + i + W);
+        vd v0 = d_sub(v_lo(v), m), v1 = d_sub(v_hi(v), m), w0 = d_sub(v_lo(w), m), w1 = d_sub(v_hi(w), m);
+        a = d_fma(v0, v0, a);
+        b = d_fma(v1, v1, b);
+        c = d_fma(w0, w0, c);
+        d = d_fma(w1, w1, d);
     }
-    return d_add(a, b);
+    if (i + W <= n) {
+        vf v = v_load(x + i);
+        vd v0 = d_sub(v_lo(v), m), v1 = d_sub(v_hi(v), m);
+        a = d_fma(v0, v0, a);
+        b = d_fma(v1, v1, b);
+    }
+    return d_add(d_add(a, b), d_add(c, d));
 }
 
 static inline double body_squares(const float *x, size_t n, double mean) {

@@ -71,6 +71,7 @@ typedef struct worker {
 typedef struct turn {
     pthread_cond_t cond;
     bool granted;
+    pthread_t thread;
     struct turn *next;
 } turn;
 
@@ -78,6 +79,7 @@ struct rl_pool {
     _Atomic int pid; // of the process that the workers live in; -1 while a forked child resets the pool
     pthread_mutex_t gate;
     bool busy;
+    pthread_t owner; // whose region it is while busy
     turn *first, *last;
     int n_workers;
     worker *workers[RL_MAX_THREADS]; // [0] stays NULL: the caller
@@ -363,6 +365,13 @@ static void reset_after_fork(rl_pool *pool) {
 void rl_pool_destroy(rl_pool *pool) {
     if (!pool) return;
     bool ours = atomic_load_explicit(&pool->pid, memory_order_acquire) == (int)getpid();
+    if (ours) {
+        // At the end of a program a thread that nobody waits for may still be inside: it keeps what it uses.
+        pthread_mutex_lock(&pool->gate);
+        bool busy = pool->busy;
+        pthread_mutex_unlock(&pool->gate);
+        if (busy) return;
+    }
     for (int i = 1; i < RL_MAX_THREADS; i++) {
         worker *w = pool->workers[i];
         if (!w) continue;
@@ -387,15 +396,22 @@ static void deadline_in(struct timespec *t, uint64_t ns) {
     t->tv_nsec = (long)(ns % 1000000000u);
 }
 
-// Takes the pool, in the order of asking; false when the caller's poll asked to stop while waiting.
-static bool enter(rl_pool *pool, const rl_region *region) {
+// Takes the pool, in the order of asking.
+static rl_status enter(rl_pool *pool, const rl_region *region, rl_err *err) {
     pthread_mutex_lock(&pool->gate);
     if (!pool->busy) {
         pool->busy = true;
+        pool->owner = pthread_self();
         pthread_mutex_unlock(&pool->gate);
-        return true;
+        return RL_OK;
     }
-    turn t = {.granted = false, .next = NULL};
+    // A signal handler that the poll runs may come here; the region it interrupts would wait for it forever.
+    if (pthread_equal(pool->owner, pthread_self())) {
+        pthread_mutex_unlock(&pool->gate);
+        return rl_fail(err, RL_ERR_BUSY,
+                       "parallel work cannot be started from inside parallel work of the same thread");
+    }
+    turn t = {.granted = false, .thread = pthread_self(), .next = NULL};
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -426,7 +442,8 @@ static bool enter(rl_pool *pool, const rl_region *region) {
     bool got = t.granted;
     pthread_mutex_unlock(&pool->gate);
     pthread_cond_destroy(&t.cond);
-    return got; // granted and asked to stop at once: run, the poll will ask again
+    // Granted and asked to stop at once: run, the poll will ask again.
+    return got ? RL_OK : rl_fail(err, RL_ERR_INTERRUPTED, "interrupted");
 }
 
 // n: threads of the region that ran, 0 when none did.
@@ -443,6 +460,7 @@ static void leave(rl_pool *pool, int n) {
         pool->first = t->next;
         if (!pool->first) pool->last = NULL;
         t->granted = true; // busy stays set: the pool goes from hand to hand
+        pool->owner = t->thread;
         pthread_cond_signal(&t->cond);
     } else {
         pool->busy = false;
@@ -494,7 +512,7 @@ rl_status rl_pool_run(rl_pool *pool, const rl_region *region, rl_err *err) {
         return rl_fail(err, RL_ERR_ARG, "n_threads must be from 1 to %d, not %d", RL_MAX_THREADS, n);
     if (n == 1) return run_alone(pool, region, err);
     reset_after_fork(pool);
-    if (!enter(pool, region)) return rl_fail(err, RL_ERR_INTERRUPTED, "interrupted");
+    RL_TRY(enter(pool, region, err));
     for (int i = pool->n_workers + 1; i < n; i++) {
         rl_status rc = start_worker(pool, i, err);
         if (rc != RL_OK) {

@@ -35,7 +35,7 @@ void rl_pool_destroy(rl_pool *pool); // also right in a forked child, where the 
 
 /// Runs the region on n_threads threads, the caller being ith 0. Regions of different callers queue up.
 /// RL_ERR_INTERRUPTED when the poll asked to stop. After a fork the workers are started anew. One thread runs
-/// inline, without the pool's workers or its queue. Not to be called from inside a region.
+/// inline, without the pool's workers or its queue. RL_ERR_BUSY when the calling thread is inside a region already.
 rl_status rl_pool_run(rl_pool *pool, const rl_region *region, rl_err *err);
 
 // Where the threads of the last region with more than one thread ran. Some kernels accept a mask and ignore it, so

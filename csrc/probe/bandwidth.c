@@ -190,12 +190,30 @@ static size_t huge_bytes_at(const void *at) {
     return kb << 10;
 }
 
+// Memory that can be had without swapping, UINT64_MAX when the system does not say.
+static uint64_t memory_available(void) {
+    FILE *f = fopen("/proc/meminfo", "r");
+    if (!f) return UINT64_MAX;
+    char line[256];
+    unsigned long long kb = UINT64_MAX >> 10;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1) break;
+    fclose(f);
+    return (uint64_t)kb << 10;
+}
+
 rl_status rl_probe_memory_make(rl_probe_memory *m, rl_pool *pool, size_t bytes, bool huge, int n_threads,
                                const int *cpus, rl_err *err) {
     memset(m, 0, sizeof *m);
     const size_t align = 2u << 20;
     size_t n = bytes & ~(size_t)7, map_n;
     if (n < 64) return rl_fail(err, RL_ERR_ARG, "size must be at least 64 bytes");
+    uint64_t available = memory_available();
+    // Beyond it a phone kills the process instead of refusing.
+    if (n > available - available / 8)
+        return rl_fail(err, RL_ERR_NOMEM,
+                       "a measurement over %zu bytes needs more than the %llu bytes of memory available", bytes,
+                       (unsigned long long)available);
     if (!rl_add_size(n, 2 * align, &map_n)) return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu bytes", bytes);
     void *map = mmap(NULL, map_n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu bytes", bytes);

@@ -190,7 +190,21 @@ static void never_region(void *arg, rl_team *team, int ith) {
     CHECK(!"this region must not run");
 }
 
+// A poll (in Python: a signal handler) that starts parallel work itself must be told, not wait for itself.
+static bool nested_poll(void *arg) {
+    rl_region region = {.fn = never_region, .n_threads = 2};
+    CHECK(rl_pool_run(arg, &region, NULL) == RL_ERR_BUSY);
+    return true;
+}
+static void spin_region(void *arg, rl_team *team, int ith) {
+    (void)arg;
+    while (rl_team_barrier(team, ith)) usleep(1000);
+}
+
 static void check_queue(rl_pool *pool) {
+    rl_region outer = {.fn = spin_region, .n_threads = 2, .poll = nested_poll, .poll_arg = pool};
+    CHECK(rl_pool_run(pool, &outer, NULL) == RL_ERR_INTERRUPTED);
+
     caller callers[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
