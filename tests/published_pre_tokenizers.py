@@ -49,9 +49,7 @@ PUBLISHED = {
     "minicpm5": [r"\p{N}{1,3}", LLAMA3.replace("{1,3}", "+")],
     "jais-2": [LLAMA3[: -len(r"\s+(?!\S)|\s+")] + HALVING],
     "qwen2": [QWEN2],
-    "qwen35": [
-        CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + WHITE
-    ],
+    "qwen35": [CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + WHITE],
     "laguna": [r"[^\n]+|[\n]+", QWEN2],
     "ufakzeka": [QWEN2[len(CONTRACTION) + 1 :]],
     "seed-coder": [CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + WHITE],

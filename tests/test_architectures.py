@@ -20,8 +20,6 @@ gguf = pytest.importorskip("gguf")
 sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 from rewrite import rewrite  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not hasattr(rooflm, "Model"), reason="the engine has not landed")
-
 # Architectures that the engine does not have yet. It must refuse them by name.
 NOT_YET: set[str] = set()
 
@@ -182,8 +180,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(what, tmp_path):
     name, change, said = REFUSED[what]
     path = tmp_path / "refused.gguf"
     rewrite(golden(name).path, path, **change)
-    with pytest.raises(rooflm.Error, match=said):
+    with pytest.raises(rooflm.Error) as e:
         rooflm.Model(path)
+    assert said in f"{e.value} {getattr(e.value, 'key', '')} {getattr(e.value, 'tensor', '')}"
     assert rooflm.GGUF(path).metadata  # the file can still be inspected
 
 

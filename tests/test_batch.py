@@ -39,9 +39,7 @@ def test_logits_equal_separate_sessions_to_the_bit(model, compute):
         longest = max(map(len, PROMPTS))
         for i in range(longest + 5):
             live = [k for k, p in enumerate(PROMPTS) if len(got[k]) < 6]
-            tokens = [
-                [PROMPTS[k][i]] if i < len(PROMPTS[k]) else [int(got[k][-1].argmax())] for k in live
-            ]
+            tokens = [[PROMPTS[k][i]] if i < len(PROMPTS[k]) else [int(got[k][-1].argmax())] for k in live]
             logits = batch.eval([seqs[k] for k in live], tokens)
             for row, k in enumerate(live):
                 if i >= len(PROMPTS[k]) - 1:

@@ -15,8 +15,6 @@ from numpy_forward import NumpyModel
 # the tiny models that the NumPy pass covers: window, tied output, biases, RoPE factors, GQA, head size of its own
 TINY = ["llama", "llama-tied-bias", "llama-rope-freqs", "llama-gqa-9-3", "llama-head-128", "gemma3"]
 
-needs_engine = pytest.mark.skipif(not hasattr(rooflm, "Model"), reason="the engine has not landed")
-
 
 def layer_outputs(path, tokens, chunk=None):
     """Residual stream after each layer and logits of the last token, from the engine's exact path."""
@@ -53,7 +51,6 @@ def test_the_numpy_pass_itself_agrees_with_transformers(name):
     assert np.abs(got - g.logits).max() < 2e-6 * np.abs(g.logits).max()
 
 
-@needs_engine
 @pytest.mark.parametrize("chunk", [None, 7, 1], ids=["at_once", "by_7", "one_by_one"])
 @pytest.mark.parametrize("name", TINY)
 def test_layers_of_tiny_models(name, chunk):
@@ -61,13 +58,11 @@ def test_layers_of_tiny_models(name, chunk):
     check(g.path, g.tokens, chunk)
 
 
-@needs_engine
 def test_layers_of_smollm2(smollm2):
     tokens = np.random.default_rng(1).integers(0, 49152, 40).astype(np.int32)
     check(smollm2, tokens)
 
 
-@needs_engine
 def test_layers_of_gemma3(gemma3):
     tokens = np.random.default_rng(2).integers(5, 250000, 40).astype(np.int32)
     tokens[0] = 2

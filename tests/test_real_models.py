@@ -17,8 +17,6 @@ import pytest
 
 import rooflm
 
-pytestmark = pytest.mark.skipif(not hasattr(rooflm, "Model"), reason="the engine has not landed")
-
 REAL = Path(__file__).parent / "golden" / "real"
 # llama.cpp, 120,000 bytes of pydoc topics, windows of 512, second half scored
 PUBLISHED = {"smollm2": (11.9701, 8), "gemma3": (14.9470, 4)}

@@ -93,9 +93,7 @@ def test_penalty_and_bias(last_n, penalty):
     logits = rng.normal(0, 2, 200).astype(np.float32)
     history = rng.integers(0, 200, 100)
     bias = {3: 5.0, 7: -math.inf, 199: -1.5, int(history[-1]): 2.0}
-    s = rooflm.Sampler(
-        seed=0, repeat_penalty=penalty, repeat_last_n=last_n, logit_bias=bias, top_k=0, min_p=0
-    )
+    s = rooflm.Sampler(seed=0, repeat_penalty=penalty, repeat_last_n=last_n, logit_bias=bias, top_k=0, min_p=0)
     before = logits.copy()
     got = s.probs(logits, history)
     want = definition(logits, history, penalty=penalty, last_n=last_n, bias=bias, top_k=0, min_p=0)
@@ -105,9 +103,7 @@ def test_penalty_and_bias(last_n, penalty):
     assert s.logit_bias == bias
 
 
-@pytest.mark.parametrize(
-    "settings", [dict(), dict(top_k=0, top_p=1.0, min_p=0.0), dict(top_k=0, temperature=1.5)]
-)
+@pytest.mark.parametrize("settings", [dict(), dict(top_k=0, top_p=1.0, min_p=0.0), dict(top_k=0, temperature=1.5)])
 def test_frequencies_follow_the_probabilities(settings):
     rng = np.random.default_rng(1)
     logits = rng.normal(0, 1.5, 60).astype(np.float32)

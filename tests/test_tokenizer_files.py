@@ -70,12 +70,8 @@ def test_missing_parts(tmp_path):
     refused(small_bpe(tmp_path / "b.gguf", tokens=None), "tokens", "missing")
     refused(small_bpe(tmp_path / "c.gguf", merges=None), "merges", "missing")
     refused(small_spm(tmp_path / "d.gguf", scores=None), "scores", "missing")
-    refused(
-        small_bpe(tmp_path / "e.gguf", bos_token_id=None, add_bos_token=True), "add_bos_token", "bos_token_id"
-    )
-    refused(
-        small_bpe(tmp_path / "f.gguf", eos_token_id=None, add_eos_token=True), "add_eos_token", "eos_token_id"
-    )
+    refused(small_bpe(tmp_path / "e.gguf", bos_token_id=None, add_bos_token=True), "add_bos_token", "bos_token_id")
+    refused(small_bpe(tmp_path / "f.gguf", eos_token_id=None, add_eos_token=True), "add_eos_token", "eos_token_id")
 
 
 def test_arrays_of_the_wrong_kind(tmp_path):
@@ -83,9 +79,7 @@ def test_arrays_of_the_wrong_kind(tmp_path):
     refused(small_bpe(tmp_path / "b.gguf", merges=[1, 2, 3]), "merges")
     refused(small_bpe(tmp_path / "c.gguf", types=[1, 1]), "token_type", "2 entries for 265")
     refused(small_spm(tmp_path / "d.gguf", scores=[0.5]), "scores", "1 entries for 272")
-    refused(
-        small_bpe(tmp_path / "e.gguf", types=[7] + [1] * 264), "token_type", "token 0 has the unknown type 7"
-    )
+    refused(small_bpe(tmp_path / "e.gguf", types=[7] + [1] * 264), "token_type", "token 0 has the unknown type 7")
     refused(small_bpe(tmp_path / "f.gguf", types=[-1] + [1] * 264), "token_type", "unknown type -1")
     refused(small_spm(tmp_path / "g.gguf", scores=[float("nan")] * 272), "scores", "not a number")
     refused(small_bpe(tmp_path / "h.gguf", types=["a"] * 265), "token_type")
@@ -94,9 +88,7 @@ def test_arrays_of_the_wrong_kind(tmp_path):
 
 @pytest.mark.parametrize("text", ["<0x1>", "<0x0G>", "x", "<0xFFF>"])
 def test_byte_tokens_that_name_no_byte(text, tmp_path):
-    path = write(
-        tmp_path / "f.gguf", model="llama", tokens=[text, "a"], types=[BYTE, NORMAL], scores=[0.0, 1.0]
-    )
+    path = write(tmp_path / "f.gguf", model="llama", tokens=[text, "a"], types=[BYTE, NORMAL], scores=[0.0, 1.0])
     refused(path, "tokens", "token 0 is of type byte")
 
 
@@ -131,9 +123,7 @@ def test_array_that_ends_early(tmp_path):
 
 def test_end_marker_of_the_wrong_type(tmp_path):
     """A file that has <|im_end|> as text that users may write would let them end a turn."""
-    path = small_bpe(
-        tmp_path / "f.gguf", extra=("<|im_end|>", "</s>", "<x>"), types=[NORMAL] * 263 + [4, CONTROL]
-    )
+    path = small_bpe(tmp_path / "f.gguf", extra=("<|im_end|>", "</s>", "<x>"), types=[NORMAL] * 263 + [4, CONTROL])
     tok = Tokenizer.from_gguf(path)
     assert tok.type(262) == tok.type(263) == "control" and tok.eot_id == 262
     assert not {262, 263} & set(tok.encode("<|im_end|></s>").tolist())

@@ -40,9 +40,7 @@ def random_text(rng):
 def test_words_equal_the_published_expressions(name):
     published, rng = splitter(name), random.Random(name)
     texts = [random_text(rng) for _ in range(1500)]
-    texts += [
-        " " * n + tail for n in (1, 2, 3, 5, 8, 513, 514, 515, 1030) for tail in ("", "a", "\n", "\n a")
-    ]
+    texts += [" " * n + tail for n in (1, 2, 3, 5, 8, 513, 514, 515, 1030) for tail in ("", "a", "\n", "\n a")]
     texts += ["7" * n + tail for n in range(1, 8) for tail in ("", "a", "_", "\u00bd", " 1")]
     for text in texts:
         words = [w.decode() for w in _core._pre_tokenize(name, text.encode())]
@@ -56,9 +54,7 @@ def test_every_row_is_compared():
     act = {n: tuple(tuple(_core._pre_tokenize(n, p)) for p in probes) for n in _core._pre_tokenizers()}
     known = {act[n] for n in PUBLISHED}
     assert [n for n in act if act[n] not in known] == []
-    assert (
-        len({act[n] for n in PUBLISHED}) >= len(PUBLISHED) - 1
-    )  # dbrx differs from llama-bpe in merging alone
+    assert len({act[n] for n in PUBLISHED}) >= len(PUBLISHED) - 1  # dbrx differs from llama-bpe in merging alone
 
 
 def test_words_cover_the_text():
