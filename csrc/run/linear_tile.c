@@ -6,13 +6,15 @@
 // result takes the same operations in the same order whatever else is in the batch and whichever thread does it.
 #include "run/linear_tile.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "kernels/tile.h"
 
-#define TOKENS_AT_ONCE (64 * RL_PANEL)
-#define ACT_BYTES (448 << 10) // of activations in use at a time
-#define TILE_FROM 24          // tokens from which unpacking pays
+#define TOKENS_AT_ONCE (64 * RL_PANEL)  // the most of a cut
+#define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
+#define ACT_BYTES (512 << 10)           // of activations in use at a time
+#define TILE_FROM 24                    // tokens from which unpacking pays
 
 static bool is_float(rl_type t) {
     return t == RL_F32 || t == RL_F16 || t == RL_BF16;
@@ -191,18 +193,23 @@ static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, sc
     for (size_t t = 0; t < u->n_tok; t++) memcpy(out + t * c->ld_out, s->sums[t], n_rows * sizeof(float));
 }
 
-// Bytes the multiply kernels read of a panel for 256 columns.
+// Bytes of a panel that stay in use, for 256 columns.
 static size_t panel_bytes(const rl_kernel *mul) {
     if (mul->act & RL_ACT_F32) return 2 * sizeof(rl_panelf);
-    return mul->act & RL_ACT_Q16 ? sizeof(rl_panel16) : sizeof(rl_panel8);
+    size_t unused = strcmp(mul->layout, "u5.g32.min") == 0 ? sizeof(rl_panel8) - offsetof(rl_panel8, off) : 0;
+    return (mul->act & RL_ACT_Q16 ? sizeof(rl_panel16) : sizeof(rl_panel8)) - unused;
 }
 
-// How tokens and blocks are cut, evenly; tokens in whole panels.
+// How tokens and blocks are cut, evenly; tokens in whole panels. Columns are cut only where else too few tokens
+// would share an unpacked tile, because sums that wait in `out` cost more than unpacking again.
 static void cut_sizes(const rl_linear_call *c, size_t *t_step, size_t *b_step) {
     size_t n_blocks = blocks(c->lin->w.cols, RL_TILE_K), bytes = panel_bytes(c->lin->mul);
-    size_t tokens = at_most(c->n_tok, TOKENS_AT_ONCE / (bytes > sizeof(rl_panel8) ? 2 : 1));
-    *t_step = blocks(n_panels(c->n_tok), blocks(c->n_tok, tokens)) * RL_PANEL;
-    size_t fit = ACT_BYTES / (n_panels(*t_step) * bytes);
+    size_t all = n_panels(c->n_tok), fit = ACT_BYTES / (n_blocks * bytes);
+    if (fit < TOKENS_AT_LEAST / RL_PANEL) fit = TOKENS_AT_LEAST / RL_PANEL;
+    if (fit > TOKENS_AT_ONCE / RL_PANEL) fit = TOKENS_AT_ONCE / RL_PANEL;
+    size_t panels = blocks(all, blocks(all, fit));
+    fit = ACT_BYTES / (panels * bytes);
+    *t_step = panels * RL_PANEL;
     *b_step = blocks(n_blocks, blocks(n_blocks, fit ? fit : 1));
 }
 
