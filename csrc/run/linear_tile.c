@@ -13,7 +13,7 @@
 
 #define TOKENS_AT_ONCE (64 * RL_PANEL)  // the most of a cut
 #define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
-#define ACT_BYTES (512 << 10)           // of activations in use at a time
+#define ACT_BYTES (608 << 10)           // of activations in use at a time
 #define TILE_FROM 24                    // tokens from which unpacking pays
 
 static bool is_float(rl_type t) {

@@ -5,9 +5,6 @@
 #include <string.h>
 
 #define LANES 8
-#define NR 2
-#define NT32 3
-#define NT16 3
 #define VI __m256i
 #define VF __m256
 #define v_set1i(x) _mm256_set1_epi32(x)

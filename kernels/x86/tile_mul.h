@@ -7,7 +7,6 @@
 //   VI, VF                     integer and float vectors
 //   v_set1i, v_set1f, v_loadf, v_storef, v_cvt, v_mul, v_fma
 //   sum8(acc, w, x, steps, nt, bits), sum16(...): acc[t][r] += the exact sum over `steps` steps of 4 columns
-//   SIGNED_BYTES               1: sum8 takes bytes q + 128 (bits 8) as signed
 #include "kernels/tile.h"
 
 #if defined(__FAST_MATH__)
@@ -16,7 +15,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+#ifndef NT_MAX
 #define NT_MAX (NT32 > NT16 ? NT32 : NT16)
+#endif
 
 // Everything the body needs of a panel, for both widths of activations.
 typedef struct {
@@ -47,7 +48,6 @@ INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt
     for (int t = 0; t < nt; t++)
         for (int r = 0; r < NR; r++) acc[t][r] = v_loadf(c + (size_t)t * RL_TILE_ROWS + LANES * r);
     const int bits = !biased ? 5 : group == 16 ? 6 : 8; // of the weight bytes
-    if (SIGNED_BYTES && bits == 8 && !wide) biased = 0; // sum8 takes the bias off the bytes themselves
     for (size_t b = 0; b < klen / 32; b++) {
         VI i[NT_MAX][NR];
         VF f[NT_MAX][NR];

@@ -1,47 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile multiply with AVX2: 16 rows by 3 tokens. vpmaddubsw adds two products in 16 bits and saturates, so each
+// Tile multiply with AVX2: 8 rows by 6 tokens. vpmaddubsw adds two products in 16 bits and saturates, so each
 // layout says how far its products may be summed before they are widened.
 #if !defined(__AVX2__) || !defined(__FMA__)
 #error "compile this file with the flags of its tier"
 #endif
 #include "kernels/x86/tile_256.h"
 
-#define SIGNED_BYTES 1
+#define NR 1
+#define NT32 6
+#define NT16 6
+#define NT_MAX 6
 #define sum8 avx2_sum8
 #define sum16 avx2_sum16
 
-// 16-bit sums of `chunk` steps, widened by a multiplication with 1:
+// Keeps a running sum in its register: compilers otherwise turn long integer sums into trees, and spill.
+#define KEEP(x) __asm__("" : "+x"(x))
+
+#define TOKENS _Pragma("GCC unroll 6") for (int t = 0; t < nt; t++)
+
+// Bytes of up to 6 bits: 16-bit sums of `chunk` steps, widened by a multiplication with 1.
 //   bits 5: 4 steps, 4 * 2 * 31 * 127 = 31,496
 //   bits 6: 2 steps, 2 * 2 * 63 * 127 = 32,004
-//   bits 8: 1 step, as |w| times x with the sign of w: 2 * 128 * 127 = 32,512 (x is never -128)
-// all below 32,767.
-static inline __attribute__((always_inline)) void avx2_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
-                                                            int steps, int nt, int bits) {
-    const __m256i one = _mm256_set1_epi16(1), top = _mm256_set1_epi8((char)0x80);
-    const int chunk = bits == 5 ? 4 : bits == 6 ? 2 : 1;
-#pragma GCC unroll 8
+// Both below 32,767.
+static inline __attribute__((always_inline)) void small_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
+                                                             int steps, int nt, int bits) {
+    const __m256i one = _mm256_set1_epi16(1);
+    const int chunk = bits == 5 ? 4 : 2;
+#pragma GCC unroll 4
     for (int i = 0; i < steps; i += chunk) {
-        __m256i pairs[NT32][NR];
+        __m256i pairs[NT_MAX];
 #pragma GCC unroll 4
         for (int j = 0; j < chunk; j++, w += 128, x += 24) {
-            __m256i w0 = load_w(w), w1 = load_w(w + 32), s0 = w0, s1 = w1;
-            if (bits == 8) {
-                s0 = _mm256_xor_si256(w0, top), s1 = _mm256_xor_si256(w1, top);
-                w0 = _mm256_abs_epi8(s0), w1 = _mm256_abs_epi8(s1);
-            }
-#pragma GCC unroll 3
-            for (int t = 0; t < nt; t++) {
-                __m256i v = spread_x(x + 4 * t);
-                __m256i p0 = _mm256_maddubs_epi16(w0, bits == 8 ? _mm256_sign_epi8(v, s0) : v);
-                __m256i p1 = _mm256_maddubs_epi16(w1, bits == 8 ? _mm256_sign_epi8(v, s1) : v);
-                pairs[t][0] = j ? _mm256_add_epi16(pairs[t][0], p0) : p0;
-                pairs[t][1] = j ? _mm256_add_epi16(pairs[t][1], p1) : p1;
+            __m256i v = load_w(w);
+            TOKENS {
+                __m256i p = _mm256_maddubs_epi16(v, spread_x(x + 4 * t));
+                pairs[t] = j ? _mm256_add_epi16(pairs[t], p) : p;
+                KEEP(pairs[t]);
             }
         }
-#pragma GCC unroll 3
-        for (int t = 0; t < nt; t++)
-            for (int r = 0; r < NR; r++) acc[t][r] = _mm256_add_epi32(acc[t][r], _mm256_madd_epi16(pairs[t][r], one));
+        TOKENS {
+            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(pairs[t], one));
+            KEEP(acc[t][0]);
+        }
     }
+}
+
+// Bytes of 8 bits, as two halves of 4: 8 steps of either reach 8 * 2 * 15 * 127 = 30,480.
+static inline __attribute__((always_inline)) void full_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
+                                                            int steps, int nt) {
+    const __m256i one = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
+    __m256i lo[NT_MAX], hi[NT_MAX];
+#pragma GCC unroll 8
+    for (int i = 0; i < steps; i++, w += 128, x += 24) {
+        __m256i v = load_w(w), l = _mm256_and_si256(v, low), h = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+        TOKENS {
+            __m256i q = spread_x(x + 4 * t);
+            __m256i a = _mm256_maddubs_epi16(l, q), b = _mm256_maddubs_epi16(h, q);
+            lo[t] = i ? _mm256_add_epi16(lo[t], a) : a;
+            hi[t] = i ? _mm256_add_epi16(hi[t], b) : b;
+            KEEP(lo[t]);
+            KEEP(hi[t]);
+        }
+    }
+    const __m256i sixteen = _mm256_slli_epi16(one, 4);
+    TOKENS {
+        acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(lo[t], one));
+        acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(hi[t], sixteen));
+    }
+}
+
+static inline __attribute__((always_inline)) void avx2_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
+                                                            int steps, int nt, int bits) {
+    if (bits < 8) {
+        small_sum8(acc, w, x, steps, nt, bits);
+        return;
+    }
+    full_sum8(acc, w, x, steps, nt);
 }
 
 // 16-bit activations: bytes 0 and 2, then 1 and 3 of each group widened. 32 columns reach at most
@@ -52,19 +86,18 @@ static inline __attribute__((always_inline)) void avx2_sum16(__m256i acc[][NR], 
     const __m256i low = _mm256_set1_epi16(0xFF);
 #pragma GCC unroll 8
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
-        __m256i w0 = load_w(w), w1 = load_w(w + 32);
-        __m256i e0 = _mm256_and_si256(w0, low), e1 = _mm256_and_si256(w1, low);
-        __m256i o0 = _mm256_srli_epi16(w0, 8), o1 = _mm256_srli_epi16(w1, 8);
-#pragma GCC unroll 3
-        for (int t = 0; t < nt; t++) {
-            __m256i v = spread_x(x + 4 * t), u = spread_x(x + 4 * t + 2);
-            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(e0, v));
-            acc[t][1] = _mm256_add_epi32(acc[t][1], _mm256_madd_epi16(e1, v));
-            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(o0, u));
-            acc[t][1] = _mm256_add_epi32(acc[t][1], _mm256_madd_epi16(o1, u));
+        __m256i v = load_w(w), even = _mm256_and_si256(v, low), odd = _mm256_srli_epi16(v, 8);
+        TOKENS {
+            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(even, spread_x(x + 4 * t)));
+            KEEP(acc[t][0]);
+        }
+        TOKENS {
+            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(odd, spread_x(x + 4 * t + 2)));
+            KEEP(acc[t][0]);
         }
     }
 }
+#undef TOKENS
 
 #include "kernels/x86/tile_mul.h"
 

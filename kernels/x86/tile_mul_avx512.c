@@ -10,7 +10,6 @@
 #define NR 2
 #define NT32 6
 #define NT16 3
-#define SIGNED_BYTES 0
 #define VI __m512i
 #define VF __m512
 #define v_set1i(x) _mm512_set1_epi32(x)

@@ -7,7 +7,9 @@
 #endif
 #include "kernels/x86/tile_256.h"
 
-#define SIGNED_BYTES 0
+#define NR 2
+#define NT32 3
+#define NT16 3
 #define sum8 avxvnni_sum8
 #define sum16 avxvnni_sum16
 
