@@ -31,7 +31,7 @@
 
 // Pauses before the first yield: when every thread has a CPU the wait is short and a yield could hand the core
 // to another process for a whole time slice; when not, whom we wait for may need this very core.
-#define PAUSES_FREE 2000u
+#define PAUSES_FREE 400u
 #define PAUSES_CROWDED 20u
 
 typedef struct thread_part {
@@ -60,7 +60,8 @@ typedef struct worker {
     pthread_t thread;
     rl_pool *pool;
     int ith;
-    bool quit; // this and `team` are published by `go`
+    bool quit;    // this and `team` are published by `go`
+    bool crowded; // in its last region
     rl_team *team;
     int pinned; // CPU, or -1
     int pin_errno, ran_on;
@@ -246,14 +247,14 @@ static void wait_for_go(worker *w, uint32_t seen) {
     for (unsigned round = 0;; round++) {
         // Acquire: brings `team`, `quit` and the region with it.
         if (atomic_load_explicit(&w->go, memory_order_acquire) != seen) return;
-        if (round < PAUSES_CROWDED) {
-            relax();
-            continue;
-        }
+        // No yield where every thread has a CPU: it would hand this one to a busy process for a whole time slice, and
+        // the next region is about to begin. A worker that goes to sleep instead is preferred when it wakes.
+        if (w->crowded && round > PAUSES_CROWDED) sched_yield();
+        relax();
+        if (round % 16 != 15) continue;
         uint64_t now = rl_clock_ns();
         if (!until) until = now + IDLE_SPIN_NS;
         if (now > until) break;
-        sched_yield();
     }
     pthread_mutex_lock(&w->mutex);
     // Sequentially consistent, with give() doing the opposite: either it sees `sleeping`, or we see `go`.
@@ -278,6 +279,7 @@ static void *worker_main(void *arg) {
         wait_for_go(w, seen);
         if (w->quit) return NULL;
         rl_team *team = w->team;
+        w->crowded = team->pauses == PAUSES_CROWDED;
         pin_worker(w, team->region->cpus);
         team->region->fn(team->region->arg, team, w->ith);
         w->ran_on = sched_getcpu();
