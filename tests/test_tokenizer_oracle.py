@@ -30,6 +30,7 @@ PROBES = [
             "\u0928\u092e\u0938\u094d\u0924\u0947",
         ]
     ),
+    "<p> </p> > </ x> </div> </div>",  # Gemma has a token with a space inside
     "a" * 300 + " " * 300 + "\n" * 70 + "=" * 200,
 ]
 # Any character; and characters that meet at the borders of rules, in repetitions that long words are made of.
