@@ -15,5 +15,9 @@ RL_VEC_OPS(X)
 #define X(op) RL_VEC_KERNEL(op, avx512)
 RL_VEC_OPS(X)
 #undef X
+#elif defined(__aarch64__)
+#define X(op) RL_VEC_KERNEL(op, neon)
+RL_VEC_OPS(X)
+#undef X
 #endif
 #undef RL_VEC_KERNEL
