@@ -36,8 +36,11 @@ def filled(args, kv: str, layers: int, context: int, layout: str = "tile") -> KV
 def decode(args) -> list[dict]:
     rng = np.random.default_rng(2)
     q = rng.standard_normal((1, args.heads, args.dim), dtype=np.float32)
-    caches = {(kv, layout): filled(args, kv, args.layers, args.context, layout)
-              for kv in args.kv.split(",") for layout in args.layout.split(",")}
+    caches = {
+        (kv, layout): filled(args, kv, args.layers, args.context, layout)
+        for kv in args.kv.split(",")
+        for layout in args.layout.split(",")
+    }
     settings = [(*key, isa) for key in caches for isa in args.isa.split(",")]
     found: dict = {s: {"s": [], "read": []} for s in settings}
     for _ in range(args.rounds):
@@ -53,15 +56,27 @@ def decode(args) -> list[dict]:
         cache = caches[kv, layout]
         share = statistics.median(r / s for r, s in zip(f["read"], f["s"]))
         took, read = statistics.median(f["s"]), statistics.median(f["read"])
-        rows.append({
-            "case": "decode", "kv": kv, "layout": layout, "isa": isa, "context": args.context, "layers": args.layers,
-            "bytes": cache.nbytes, "seconds": took, "read_gbs": cache.nbytes / took / 1e9,
-            "ceiling_gbs": cache.nbytes / read / 1e9, "ceiling_share": share,
-            "kernels": _attention_kernels(cache, 1, isa),
-        })
+        rows.append(
+            {
+                "case": "decode",
+                "kv": kv,
+                "layout": layout,
+                "isa": isa,
+                "context": args.context,
+                "layers": args.layers,
+                "bytes": cache.nbytes,
+                "seconds": took,
+                "read_gbs": cache.nbytes / took / 1e9,
+                "ceiling_gbs": cache.nbytes / read / 1e9,
+                "ceiling_share": share,
+                "kernels": _attention_kernels(cache, 1, isa),
+            }
+        )
         r = rows[-1]
-        print(f"decode {kv:10s} {layout:5s} {isa:7s} {r['bytes'] / 1e6:6.1f} MB {took * 1e3:7.2f} ms "
-              f"{r['read_gbs']:5.1f} GB/s, ceiling {r['ceiling_gbs']:5.1f}, share {share:.0%}")
+        print(
+            f"decode {kv:10s} {layout:5s} {isa:7s} {r['bytes'] / 1e6:6.1f} MB {took * 1e3:7.2f} ms "
+            f"{r['read_gbs']:5.1f} GB/s, ceiling {r['ceiling_gbs']:5.1f}, share {share:.0%}"
+        )
     return rows
 
 
@@ -75,16 +90,34 @@ def prompts(args) -> list[dict]:
             for isa in args.isa.split(","):
                 took = statistics.median(_attention_time(q, cache, args.threads, 3, False, isa))
                 fma = n * (n + 1) / 2 * args.heads * 2 * args.dim
-                rows.append({"case": "prompt", "kv": kv, "isa": isa, "tokens": n, "seconds": took,
-                             "gfma": fma / took / 1e9, "kernels": _attention_kernels(cache, n, isa)})
-                print(f"prompt {kv:10s} {isa:7s} {n:5d} tokens {took * 1e3:8.2f} ms a layer {fma / took / 1e9:6.1f} GFMA/s")
+                rows.append(
+                    {
+                        "case": "prompt",
+                        "kv": kv,
+                        "isa": isa,
+                        "tokens": n,
+                        "seconds": took,
+                        "gfma": fma / took / 1e9,
+                        "kernels": _attention_kernels(cache, n, isa),
+                    }
+                )
+                print(
+                    f"prompt {kv:10s} {isa:7s} {n:5d} tok {took * 1e3:8.2f} ms a layer, {fma / took / 1e9:.1f} GFMA/s"
+                )
     return rows
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("threads", 2), ("context", 8192), ("layers", 30), ("heads", 9), ("kv-heads", 3),
-                          ("dim", 64), ("rounds", 5)):
+    for name, default in (
+        ("threads", 2),
+        ("context", 8192),
+        ("layers", 30),
+        ("heads", 9),
+        ("kv-heads", 3),
+        ("dim", 64),
+        ("rounds", 5),
+    ):
         p.add_argument(f"--{name}", type=int, default=default)
     p.add_argument("--kv", default="f16,q8_0")
     p.add_argument("--layout", default="tile")

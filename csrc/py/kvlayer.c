@@ -245,7 +245,7 @@ static PyStructSequence_Field page_fields[] = {
     {"position", "position of the page's first token"},
     {"n_tokens", "tokens in use, 1 to 64"},
     {"address", "where the page lies in memory"},
-    {"holders", "caches and views that share it"},
+    {"holders", "caches and earlier views that share it"},
     {"k", "keys as stored: row layouts (head, token, dim), tile (head, group, dim, token, dim)"},
     {"k_scales", "scales of the keys, None for float types"},
     {"v", "values as stored: row layouts (head, token, dim), tile (head, group, dim, token)"},
