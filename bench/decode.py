@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and decode of models beside their ceilings: context depths, KV types, compute paths.
 
-    python bench/decode.py MODEL [MODEL ...] --threads 2 --prompt 512 --gen 64 --depth 0,4096 --kv f16,q8_0 --json out.json
+    python bench/decode.py MODEL [MODEL ...] --threads 2 --depth 0,4096 --kv f16,q8_0 --json out.json
 
 The settings of one model take turns (repetition by repetition), and each repetition reads the model's own bytes with
 the best read kernel before and after itself: compare shares of the ceiling, not tokens per second of different runs.

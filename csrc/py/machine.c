@@ -46,9 +46,9 @@ static PyObject *int_list(const int *v, int n) {
     return list;
 }
 
-int rl_py_cpus(PyObject *o, int n_threads, int *out) {
-    if (!o || o == Py_None) return 0;
-    int list[RL_MAX_CPUS], n = 0;
+// Number of CPUs in `list`, which has room for RL_MAX_CPUS; -1 with an exception set.
+static int parse_cpus(PyObject *o, int *list) {
+    int n = 0;
     if (PyUnicode_Check(o)) {
         const char *text = PyUnicode_AsUTF8(o);
         if (!text) return -1;
@@ -75,6 +75,13 @@ int rl_py_cpus(PyObject *o, int n_threads, int *out) {
         }
         Py_DECREF(seq);
     }
+    return n;
+}
+
+int rl_py_cpus(PyObject *o, int n_threads, int *out) {
+    if (!o || o == Py_None) return 0;
+    int list[RL_MAX_CPUS], n = parse_cpus(o, list);
+    if (n < 0) return -1;
     if (n < n_threads) {
         PyErr_Format(PyExc_ValueError, "cpus names %d CPUs for %d threads", n, n_threads);
         return -1;
@@ -118,6 +125,40 @@ int rl_py_threads(rl_state *st, PyObject *o, const char *name) {
         return -1;
     }
     return (int)v;
+}
+
+int rl_py_place(rl_state *st, PyObject *threads, PyObject *cpus, rl_py_placement *out) {
+    if (cpus && cpus != Py_None) {
+        int list[RL_MAX_CPUS], n = parse_cpus(cpus, list);
+        if (n < 0) return -1;
+        out->n_threads = !threads || threads == Py_None ? (n < RL_MAX_THREADS ? n : RL_MAX_THREADS)
+                                                        : rl_py_threads(st, threads, "n_threads");
+        if (out->n_threads < 0) return -1;
+        if (n != out->n_threads) {
+            PyErr_Format(PyExc_ValueError, "cpus names %d CPUs for %d threads", n, out->n_threads);
+            return -1;
+        }
+        memcpy(out->cpus, list, (size_t)n * sizeof *list);
+        out->pinned = true;
+        snprintf(out->reason, sizeof out->reason, "the CPUs asked for");
+        return 0;
+    }
+    bool asked = threads && threads != Py_None;
+    out->pinned = false;
+    if (asked) {
+        out->n_threads = rl_py_threads(st, threads, "n_threads");
+        snprintf(out->reason, sizeof out->reason, "as asked");
+        return out->n_threads < 0 ? -1 : 0;
+    }
+    rl_cpus *c;
+    if (read_cpus(st, NULL, &c) < 0) return -1;
+    out->n_threads = c->default_threads;
+    // On unequal cores the scheduler may move a thread to a little one, and everybody waits for it.
+    out->pinned = c->n_classes > 1;
+    memcpy(out->cpus, c->default_cpus, (size_t)out->n_threads * sizeof *out->cpus);
+    snprintf(out->reason, sizeof out->reason, "%s", c->reason);
+    free(c);
+    return 0;
 }
 
 static PyObject *cpu_dict(const rl_cpu *c) {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // rooflm._core.Session: life, state, evaluation. Logits that are streamed instead of returned are in logprobs.c.
-#define _GNU_SOURCE
 #include "py/session.h"
-
-#include <sched.h>
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
@@ -11,6 +8,7 @@
 
 #include "py/kernels.h"
 #include "py/kvcache.h"
+#include "py/machine.h"
 #include "run/blas.h"
 
 // ---- shared helpers ----
@@ -46,26 +44,6 @@ static py_session *alloc(PyTypeObject *type, py_model *model) {
     return self;
 }
 
-static int cpu_list(PyObject *cpus, int n_threads, int *out) {
-    PyObject *seq = PySequence_Fast(cpus, "cpus must be a sequence of CPU numbers");
-    if (!seq) return -1;
-    int rc = 0;
-    if (PySequence_Fast_GET_SIZE(seq) != n_threads) {
-        PyErr_Format(PyExc_ValueError, "cpus names %zd CPUs for %d threads", PySequence_Fast_GET_SIZE(seq), n_threads);
-        rc = -1;
-    }
-    for (int i = 0; rc == 0 && i < n_threads; i++) {
-        long v = PyLong_AsLong(PySequence_Fast_GET_ITEM(seq, i));
-        if (v < 0 || v > 4095) {
-            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "CPU %ld is out of range", v);
-            rc = -1;
-        }
-        out[i] = (int)v;
-    }
-    Py_DECREF(seq);
-    return rc;
-}
-
 static int kv_layout(const char *name, rl_kv_layout *out) {
     static const char *const names[] = {[RL_KV_TILE] = "tile", [RL_KV_TOKEN] = "token", [RL_KV_HEAD] = "head"};
     for (int i = 0; i < 3; i++)
@@ -74,19 +52,6 @@ static int kv_layout(const char *name, rl_kv_layout *out) {
             return 0;
         }
     PyErr_Format(PyExc_ValueError, "layout is '%.40s': it must be tile, token or head", name);
-    return -1;
-}
-
-// None: every CPU this process may use.
-static int thread_count(PyObject *o) {
-    if (o == Py_None) {
-        cpu_set_t set;
-        int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-        return n < 1 ? 1 : n > RL_MAX_THREADS ? RL_MAX_THREADS : n;
-    }
-    long n = PyLong_AsLong(o);
-    if (n >= 1 && n <= RL_MAX_THREADS) return (int)n;
-    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "n_threads is %ld: it must be 1 to %d", n, RL_MAX_THREADS);
     return -1;
 }
 
@@ -104,9 +69,12 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOz:Session", names, st->ModelType, &model, &n_ctx, &kv,
                                      &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa, &blas))
         return NULL;
-    int n_threads = thread_count(threads);
-    if (n_threads < 0) return NULL;
-    rl_engine_opts o = {.n_threads = n_threads, .kernel = kernel, .rope_base = rope_base};
+    rl_py_placement place;
+    if (rl_py_place(st, threads, cpus, &place) < 0) return NULL;
+    rl_engine_opts o = {.n_threads = place.n_threads,
+                        .cpus = place.pinned ? place.cpus : NULL,
+                        .kernel = kernel,
+                        .rope_base = rope_base};
     if (n_ctx < 1 || n_batch < 1) {
         PyErr_Format(PyExc_ValueError, "n_ctx %zd and n_batch %zd must be positive", n_ctx, n_batch);
         return NULL;
@@ -117,15 +85,10 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     o.n_ctx = (size_t)n_ctx;
     o.n_batch = (size_t)n_batch;
-    int pinned[RL_MAX_THREADS];
     if (rl_py_kv_parse(kv, &o.type_k, &o.type_v) < 0 || rl_py_compute(compute, &o.compute) < 0 ||
         kv_layout(layout, &o.layout) < 0 || rl_py_dispatch(st, isa, Py_None, &o.dispatch) < 0 ||
         !(o.pool = rl_state_pool(st)))
         return NULL;
-    if (cpus != Py_None) {
-        if (cpu_list(cpus, n_threads, pinned) < 0) return NULL;
-        o.cpus = pinned;
-    }
     rl_err err;
     rl_err_clear(&err);
     rl_engine *engine = NULL;
@@ -137,6 +100,9 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         if (rl_session_create(&self->s, engine, &err) != RL_OK) {
             rl_raise(st, &err);
             Py_CLEAR(self);
+        } else {
+            memcpy(self->placed, place.reason, sizeof self->placed);
+            self->pin_unchecked = place.pinned;
         }
     }
     rl_engine_release(engine);
@@ -398,6 +364,26 @@ static PyObject *get_blas(py_session *self, void *u) {
                          rl_blas_core(o->blas));
 }
 
+// Where the threads were put and where they ran last.
+static PyObject *get_placement(py_session *self, void *u) {
+    (void)u;
+    const rl_engine_opts *o = opts_of(self);
+    if (!o) return NULL;
+    rl_pool_report ran;
+    rl_pool_last_report(o->pool, &ran);
+    PyObject *cpus = o->cpus ? PyList_New(o->n_threads) : Py_NewRef(Py_None);
+    PyObject *ran_on = PyList_New(ran.n_threads);
+    for (int i = 0; cpus && o->cpus && i < o->n_threads; i++) PyList_SET_ITEM(cpus, i, PyLong_FromLong(o->cpus[i]));
+    for (int i = 0; ran_on && i < ran.n_threads; i++) PyList_SET_ITEM(ran_on, i, PyLong_FromLong(ran.cpu[i]));
+    if (!cpus || !ran_on) {
+        Py_XDECREF(cpus);
+        Py_XDECREF(ran_on);
+        return NULL;
+    }
+    return Py_BuildValue("{s:i,s:s,s:N,s:N}", "n_threads", o->n_threads, "reason", self->placed, "cpus", cpus, "ran_on",
+                         ran_on);
+}
+
 static PyObject *get_tokens(py_session *self, void *u) {
     (void)u;
     if (!opts_of(self)) return NULL;
@@ -454,6 +440,10 @@ static PyGetSetDef session_getset[] = {
     {"compute", (getter)get_compute, NULL, "'auto', 'int8', 'int16' or 'f32'.", NULL},
     {"kv_type", (getter)get_kv_type, NULL, "Type of the KV cache, 'f16' or 'q8_0/f16' (K/V).", NULL},
     {"isa", (getter)get_isa, NULL, "Best instruction set tier in use.", NULL},
+    {"placement", (getter)get_placement, NULL,
+     "{'n_threads', 'reason', 'cpus', 'ran_on'}: why so many threads, the CPUs they are pinned to (None: free), and "
+     "the CPU each was seen on at the end of the last parallel work of this process.",
+     NULL},
     {"blas", (getter)get_blas, NULL, "What multiplies prompts, {'path', 'config', 'core'}; None: our own kernels.",
      NULL},
     {"tokens", (getter)get_tokens, NULL, "The tokens evaluated so far, int32 (a copy).", NULL},

@@ -20,6 +20,8 @@ typedef struct py_session {
     atomic_flag busy;
     struct rl_capture *capture; // taps.c; NULL when nothing is tapped
     rl_trace trace;             // events == NULL: off
+    char placed[256];           // why so many threads
+    bool pin_unchecked;         // pinned, and not looked yet whether the system let us
 } py_session;
 
 /// 0 when the session is open and this thread may use it now; -1 with SessionBusy or ValueError set.

@@ -108,6 +108,21 @@ static PyObject *logits_array(PyObject *out, size_t rows, size_t vocab, bool one
     return Py_NewRef(out);
 }
 
+// One warning, after the first evaluation of a pinned session.
+static int warn_unpinned(rl_state *st, py_session *self) {
+    const rl_engine_opts *o = rl_engine_options(self->s->engine);
+    if (!self->pin_unchecked || o->n_threads < 2) return 0;
+    self->pin_unchecked = false;
+    rl_pool_report ran;
+    rl_pool_last_report(o->pool, &ran);
+    for (int i = 1; i < ran.n_threads && i < o->n_threads; i++)
+        if (ran.pin_errno[i])
+            return rl_warn_fallback(st,
+                                    "thread %d could not be pinned to CPU %d (%s); it runs where the system puts it", i,
+                                    o->cpus[i], strerror(ran.pin_errno[i]));
+    return 0;
+}
+
 static int run_eval(py_session *self, rl_eval *ev) {
     rl_state *st = state_of(self);
     rl_err err;
@@ -120,9 +135,11 @@ static int run_eval(py_session *self, rl_eval *ev) {
     g.saved = PyEval_SaveThread();
     rl_status s = rl_session_eval(self->s, ev, &err);
     PyEval_RestoreThread(g.saved);
-    if (s == RL_OK) return 0;
-    rl_raise(st, &err);
-    return -1;
+    if (s != RL_OK) {
+        rl_raise(st, &err);
+        return -1;
+    }
+    return warn_unpinned(st, self);
 }
 
 PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs) {

@@ -353,7 +353,7 @@ class Session:
         n_threads: Optional[int] = None,
         n_batch: int = 512,
         compute: str = "auto",
-        cpus: Optional[list[int]] = None,
+        cpus: Union[None, str, Sequence[int]] = None,
         kernel: Optional[str] = None,
         layout: str = "tile",
         rope_base: float = 0.0,
@@ -371,6 +371,7 @@ class Session:
     kv_type: str
     isa: str
     blas: Optional[dict[str, str]]
+    placement: dict[str, Any]
     tokens: np.ndarray
     kv: tuple[Any, ...]
     def eval(

@@ -154,23 +154,6 @@ class Model:
         return f"<table>{rows}</table>"
 
 
-def cpu_list(cpus: Union[None, str, Sequence[int]]) -> Optional[list[int]]:
-    """ "0-3,6" or a sequence of numbers as a list of CPU numbers."""
-    if cpus is None:
-        return None
-    if not isinstance(cpus, str):
-        return [int(c) for c in cpus]
-    out: list[int] = []
-    for part in cpus.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f'cpus={cpus!r}: expected numbers and ranges such as "0-3,6"')
-        out += range(int(first), int(last if dash else first) + 1)
-    if len(set(out)) != len(out) or not out:
-        raise ValueError(f"cpus={cpus!r}: each CPU once, and at least one")
-    return out
-
-
 class Session:
     """One timeline of tokens with its KV cache; made by Model.session(). A context manager that frees the cache."""
 
@@ -193,9 +176,6 @@ class Session:
     ) -> None:
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
-        pinned = cpu_list(cpus)
-        if n_threads is None:
-            n_threads = len(pinned) if pinned else default_threads()
         self.model = model
         self._open: Optional[_core.Session] = _core.Session(
             model._c,
@@ -204,7 +184,7 @@ class Session:
             n_threads=n_threads,
             n_batch=n_batch,
             compute=compute,
-            cpus=pinned,
+            cpus=cpus,
             kernel=kernel,
             layout=layout,
             rope_base=rope_base or 0.0,
@@ -244,6 +224,9 @@ class Session:
     n_ctx = property(lambda self: self._c.n_ctx, doc="Positions this session can hold.")
     n_past = property(lambda self: self._c.n_past, doc="Positions it holds.")
     n_threads = property(lambda self: self._c.n_threads, doc="Threads in use.")
+    placement = property(
+        lambda self: self._c.placement, doc="Why so many threads, the CPUs they are pinned to, and where they last ran."
+    )
     n_batch = property(lambda self: self._c.n_batch, doc="Most tokens evaluated at once.")
     compute = property(lambda self: self._c.compute, doc='"int8", "int16", "f32" or "auto".')
     kv_type = property(lambda self: self._c.kv_type, doc='Type of the cache, "q8_0/f16" where K and V differ.')
@@ -447,8 +430,3 @@ def _same_width(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     width = max(a.shape[-1], b.shape[-1])
     a, b = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) for x in (a, b))
     return a, b
-
-
-def default_threads() -> int:
-    """The CPUs this process may use, at most."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
