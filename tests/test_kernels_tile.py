@@ -303,3 +303,15 @@ def test_every_kernel_of_this_cpu_ran():
     everything = {k.name for k in UNPACK + MUL}
     if RAN and len(RAN) > len(everything) // 2:  # the whole file was run, not one test chosen by -k
         assert everything - RAN == set()
+
+
+@pytest.mark.parametrize("isa", sorted({k.isa for k in UNPACK}))
+def test_one_unpack_is_chosen_for_each_type(isa):
+    chosen = rooflm.kernels(isa=isa).select(family="tile_unpack", chosen=True)
+    assert sorted(k.type for k in chosen) == sorted(BLOCKS)
+    for k in chosen:  # and the engine pairs it with a multiply of the same tier
+        for compute, act in (("int8", "q8"), ("int16", "q16")):
+            raw = random_rows(np.random.default_rng(12), k.type, 2, 256)
+            x, out = np.ones((30, 256), np.float32), np.zeros((30, 2), np.float32)
+            used = _core._linear(x, raw, k.type, 2, out, compute, None, 1, isa)
+            assert used == f"rl_tile_mul_{k.layout.replace('.', '_')}_{act}_{isa}"

@@ -122,7 +122,9 @@ static PyObject *kernel_table(PyObject *m, PyObject *args) {
     uint64_t cpu = rl_cpu_features();
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < n; i++, k++) {
-        const rl_kernel *chosen = rl_kernel_find(&d, k->family, k->type, k->act & 7 ? k->act & 7 : k->act, k->layout);
+        // The layout of a tile follows from its unpack, so it is no part of that choice.
+        const char *layout = k->family == RL_FAM_TILE_UNPACK ? NULL : k->layout;
+        const rl_kernel *chosen = rl_kernel_find(&d, k->family, k->type, k->act & 7 ? k->act & 7 : k->act, layout);
         const rl_dtype *t = k->type == RL_TYPE_NONE ? NULL : rl_dtype_of(k->type);
         PyObject *needs = PyList_New(0);
         for (size_t f = 0; needs && f < sizeof feature_names / sizeof *feature_names; f++)

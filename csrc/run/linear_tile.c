@@ -14,7 +14,10 @@
 #define TOKENS_AT_ONCE (64 * RL_PANEL)  // the most of a cut
 #define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
 #define ACT_BYTES (608 << 10)           // of activations in use at a time
-#define TILE_FROM 24                    // tokens from which unpacking pays
+// Tokens from which a tile is faster than rows, weights in the second-level cache (bench/kernels.py): 4 to 6 where
+// the tile is unpacked to bytes, 9 where it is dequantized.
+#define TILE_FROM 6
+#define FTILE_FROM 9
 
 static bool is_float(rl_type t) {
     return t == RL_F32 || t == RL_F16 || t == RL_BF16;
@@ -33,7 +36,7 @@ void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, int head) {
     }
     lin->unpack = mul ? unpack : NULL;
     lin->mul = mul;
-    lin->tile_from = mul ? TILE_FROM : SIZE_MAX;
+    lin->tile_from = !mul ? SIZE_MAX : mul->act & RL_ACT_F32 ? FTILE_FROM : TILE_FROM;
 }
 
 unsigned rl_linear_tile_formats(const rl_linear *lin) {
