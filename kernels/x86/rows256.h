@@ -140,20 +140,44 @@ RL_INLINE void finish(__m256 *acc, __m256 *min, float *out, size_t ld_out, const
     }
 }
 
-// Runs ROW (an inline function whose last parameter is the constant number of tokens) over rows and tokens.
-#define RL_DRIVE(T, ROW)                                                                                               \
+// Rows at a time: enough to read the addresses of the activations once for many rows, few enough that a second
+// group of tokens finds the weights in the first-level cache.
+#define RL_ROWS_AT_ONCE 8
+
+// What a ROWS function gets: some rows, and nt tokens from tok on.
+typedef struct {
+    const uint8_t *w;
+    size_t row_bytes, n_rows, cols;
+    const rl_act *act;
+    size_t tok;
+    float *out;
+    size_t ld_out;
+} rows_part;
+
+RL_INLINE rows_part part_of(const rl_rows_args *a, size_t r, size_t t) {
+    size_t left = a->n_rows - r;
+    return (rows_part){a->w + r * a->row_bytes,
+                       a->row_bytes,
+                       left < RL_ROWS_AT_ONCE ? left : RL_ROWS_AT_ONCE,
+                       a->cols,
+                       a->act,
+                       a->tok0 + t,
+                       a->out + t * a->ld_out + r,
+                       a->ld_out};
+}
+
+// Runs ROWS (an inline function whose last parameter is the constant number of tokens) over rows and tokens.
+#define RL_DRIVE(T, ROWS)                                                                                              \
     void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \
     void RL_ROWS_NAME(T)(const rl_rows_args *a) {                                                                      \
-        const uint8_t *w = a->w;                                                                                       \
-        for (size_t r = 0; r < a->n_rows; r++, w += a->row_bytes) {                                                    \
+        for (size_t r = 0; r < a->n_rows; r += RL_ROWS_AT_ONCE) {                                                      \
             size_t t = 0;                                                                                              \
-            for (; a->n_tok - t >= 4; t += 4)                                                                          \
-                ROW(w, a->cols, a->act, a->tok0 + t, a->out + t * a->ld_out + r, a->ld_out, 4);                        \
+            for (; a->n_tok - t >= 4; t += 4) ROWS(part_of(a, r, t), 4);                                               \
             if (a->n_tok - t >= 2) {                                                                                   \
-                ROW(w, a->cols, a->act, a->tok0 + t, a->out + t * a->ld_out + r, a->ld_out, 2);                        \
+                ROWS(part_of(a, r, t), 2);                                                                             \
                 t += 2;                                                                                                \
             }                                                                                                          \
-            if (t < a->n_tok) ROW(w, a->cols, a->act, a->tok0 + t, a->out + t * a->ld_out + r, a->ld_out, 1);          \
+            if (t < a->n_tok) ROWS(part_of(a, r, t), 1);                                                               \
         }                                                                                                              \
     }
 

@@ -100,22 +100,22 @@ RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, 
     nibble_step(w, bytes, pair, sign, n, x, g, ds, acc, nt, 3);
 }
 
-RL_INLINE void nibble_row(const uint8_t *w, const size_t bytes, head_fn head, pair_fn pair, const int sign, size_t cols,
-                          const rl_act *act, size_t tok, float *out, size_t ld_out, const int nt) {
+RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const int sign, const rows_part a,
+                           const int nt) {
     act_ptr x[4];
-    __m256 acc[4], min[4];
-    for (int t = 0; t < nt; t++) {
-        x[t] = act_at(act, tok + (size_t)t);
-        min[t] = _mm256_setzero_ps();
+    for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    for (size_t r = 0; r < a.n_rows; r++) {
+        const uint8_t *w = a.w + r * a.row_bytes;
+        __m256 acc[4], min[4];
+        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
+        size_t g = 0, n = a.cols / 32;
+        for (; g + 8 <= n; g += 8, w += 8 * bytes) {
+            prefetch(w, 8 * bytes);
+            nibble_group(w, bytes, head, pair, sign, 8, x, g, acc, min, nt);
+        }
+        if (g < n) nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
+        finish(acc, min, a.out + r, a.ld_out, nt);
     }
-    for (int i = 0; i < 4; i++) acc[i] = _mm256_setzero_ps();
-    size_t g = 0, n = cols / 32;
-    for (; g + 8 <= n; g += 8, w += 8 * bytes) {
-        prefetch(w, 8 * bytes);
-        nibble_group(w, bytes, head, pair, sign, 8, x, g, acc, min, nt);
-    }
-    if (g < n) nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
-    finish(acc, min, out, ld_out, nt);
 }
 
 // Q8_0: one block fills a vector.
@@ -135,33 +135,34 @@ RL_INLINE void q8_0_group(const uint8_t *w, size_t n, const act_ptr *x, size_t g
     }
 }
 
-RL_INLINE void q8_0_row(const uint8_t *w, size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out,
-                        const int nt) {
+RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
     act_ptr x[4];
-    __m256 acc[4], min[4];
-    for (int t = 0; t < nt; t++) x[t] = act_at(act, tok + (size_t)t);
-    for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
-    size_t g = 0, n = cols / 32;
-    for (; g + 8 <= n; g += 8, w += 8 * 34) {
-        prefetch(w, 8 * 34);
-        q8_0_group(w, 8, x, g, acc, nt);
+    for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    for (size_t r = 0; r < a.n_rows; r++) {
+        const uint8_t *w = a.w + r * a.row_bytes;
+        __m256 acc[4], min[4];
+        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
+        size_t g = 0, n = a.cols / 32;
+        for (; g + 8 <= n; g += 8, w += 8 * 34) {
+            prefetch(w, 8 * 34);
+            q8_0_group(w, 8, x, g, acc, nt);
+        }
+        if (g < n) q8_0_group(w, n - g, x, g, acc, nt);
+        finish(acc, min, a.out + r, a.ld_out, nt);
     }
-    if (g < n) q8_0_group(w, n - g, x, g, acc, nt);
-    finish(acc, min, out, ld_out, nt);
 }
 
 #define NIBBLE_ROWS(T, BYTES, SIGN)                                                                                    \
-    RL_INLINE void row_##T(const uint8_t *w, size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out,    \
-                           const int nt) {                                                                             \
-        nibble_row(w, BYTES, head_##T, pair_##T, SIGN, cols, act, tok, out, ld_out, nt);                               \
+    RL_INLINE void rows_##T(const rows_part a, const int nt) {                                                         \
+        nibble_rows(BYTES, head_##T, pair_##T, SIGN, a, nt);                                                           \
     }                                                                                                                  \
-    RL_DRIVE(T, row_##T)
+    RL_DRIVE(T, rows_##T)
 
 NIBBLE_ROWS(q4_0, 18, 0)
 NIBBLE_ROWS(q4_1, 20, 0)
 NIBBLE_ROWS(q5_0, 22, 0)
 NIBBLE_ROWS(q5_1, 24, 0)
 NIBBLE_ROWS(iq4nl, 18, 1)
-RL_DRIVE(q8_0, q8_0_row)
+RL_DRIVE(q8_0, q8_0_rows)
 
 #endif

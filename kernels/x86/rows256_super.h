@@ -52,45 +52,51 @@ RL_INLINE void super_half(const uint8_t *w, half_fn half_of, const int kind, con
     super_step(v[3], kind, bytes, x, g, ds, d, acc, nt, half, 3);
 }
 
-RL_INLINE void super_row(const uint8_t *w, const size_t bytes, scales_fn scales_of, half_fn half_of, const int kind,
-                         size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out, const int nt) {
-    act_ptr x[4];
-    __m256 acc[4], min[4];
-    for (int t = 0; t < nt; t++) x[t] = act_at(act, tok + (size_t)t);
-    for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
+RL_INLINE void super_block(const uint8_t *w, const size_t bytes, scales_fn scales_of, half_fn half_of, const int kind,
+                           const act_ptr *x, size_t g, __m256 *acc, __m256 *min, const int nt) {
     const int per_16 = kind == PER_16_OFFSET || kind == PER_16_MIN;
     const int sign = kind == PER_32_SIGNED || (RL_BITS == 16 && kind == PER_16_OFFSET);
     const __m256i dup = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3), dup4 = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
-    for (size_t g = 0; g < cols / 32; g += 8, w += bytes) {
-        prefetch(w, bytes);
-        scales sc = scales_of(w);
-        _Alignas(32) float ds[4][8];
-        __m256 d0[4], d1[4];
-        for (int t = 0; t < nt; t++) {
-            __m256 xs = act_scales(&x[t], g);
-            if (!per_16) {
-                _mm256_store_ps(ds[t], _mm256_mul_ps(sc.s0, xs));
-                if (kind == PER_32_MIN) min[t] = _mm256_fnmadd_ps(sc.m, _mm256_loadu_ps(x[t].s + g), min[t]);
-            } else {
-                d0[t] = _mm256_mul_ps(sc.s0, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup) : xs);
-                d1[t] = _mm256_mul_ps(sc.s1, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup4) : xs);
-                if (!sign)
-                    min[t] =
-                        _mm256_fmadd_ps(minimums(sc.mn16, &x[t], g), _mm256_mul_ps(xs, _mm256_set1_ps(sc.dm)), min[t]);
-            }
+    scales sc = scales_of(w);
+    _Alignas(32) float ds[4][8];
+    __m256 d0[4], d1[4];
+    for (int t = 0; t < nt; t++) {
+        __m256 xs = act_scales(&x[t], g);
+        if (!per_16) {
+            _mm256_store_ps(ds[t], _mm256_mul_ps(sc.s0, xs));
+            if (kind == PER_32_MIN) min[t] = _mm256_fnmadd_ps(sc.m, _mm256_loadu_ps(x[t].s + g), min[t]);
+        } else {
+            d0[t] = _mm256_mul_ps(sc.s0, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup) : xs);
+            d1[t] = _mm256_mul_ps(sc.s1, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup4) : xs);
+            if (!sign)
+                min[t] = _mm256_fmadd_ps(minimums(sc.mn16, &x[t], g), _mm256_mul_ps(xs, _mm256_set1_ps(sc.dm)), min[t]);
         }
-        super_half(w, half_of, kind, bytes, x, g, ds, d0, acc, nt, 0);
-        super_half(w, half_of, kind, bytes, x, g, ds, d1, acc, nt, 1);
     }
-    finish(acc, min, out, ld_out, nt);
+    super_half(w, half_of, kind, bytes, x, g, ds, d0, acc, nt, 0);
+    super_half(w, half_of, kind, bytes, x, g, ds, d1, acc, nt, 1);
+}
+
+RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_of, const int kind, const rows_part a,
+                          const int nt) {
+    act_ptr x[4];
+    for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    for (size_t r = 0; r < a.n_rows; r++) {
+        __m256 acc[4], min[4];
+        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
+        const uint8_t *w = a.w + r * a.row_bytes;
+        for (size_t g = 0; g < a.cols / 32; g += 8, w += bytes) {
+            prefetch(w, bytes);
+            super_block(w, bytes, scales_of, half_of, kind, x, g, acc, min, nt);
+        }
+        finish(acc, min, a.out + r, a.ld_out, nt);
+    }
 }
 
 #define SUPER_ROWS(T, BLOCK, KIND)                                                                                     \
-    RL_INLINE void row_##T(const uint8_t *w, size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out,    \
-                           const int nt) {                                                                             \
-        super_row(w, sizeof(BLOCK), scales_##T, half_##T, KIND, cols, act, tok, out, ld_out, nt);                      \
+    RL_INLINE void rows_##T(const rows_part a, const int nt) {                                                         \
+        super_rows(sizeof(BLOCK), scales_##T, half_##T, KIND, a, nt);                                                  \
     }                                                                                                                  \
-    RL_DRIVE(T, row_##T)
+    RL_DRIVE(T, rows_##T)
 
 SUPER_ROWS(q2k, rl_block_q2_k, PER_16_MIN)
 SUPER_ROWS(q3k, rl_block_q3_k, PER_16_OFFSET)
@@ -99,29 +105,31 @@ SUPER_ROWS(q5k, rl_block_q5_k, PER_32_MIN)
 SUPER_ROWS(q6k, rl_block_q6_k, PER_16_OFFSET)
 SUPER_ROWS(q8k, rl_block_q8_k, PER_32_SIGNED)
 
-RL_INLINE void iq4xs_row(const uint8_t *w, size_t cols, const rl_act *act, size_t tok, float *out, size_t ld_out,
-                         const int nt) {
+RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
     act_ptr x[4];
-    __m256 acc[4], min[4];
-    for (int t = 0; t < nt; t++) x[t] = act_at(act, tok + (size_t)t);
-    for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
-    for (size_t g = 0; g < cols / 32; g += 8, w += sizeof(rl_block_iq4_xs)) {
-        prefetch(w, sizeof(rl_block_iq4_xs));
-        scales sc = scales_iq4xs(w);
-        __m256 ds[4];
-        for (int t = 0; t < nt; t++) ds[t] = _mm256_mul_ps(sc.s0, act_scales(&x[t], g));
+    for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    for (size_t r = 0; r < a.n_rows; r++) {
+        const uint8_t *w = a.w + r * a.row_bytes;
+        __m256 acc[4], min[4], ds[4];
+        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
+        for (size_t g = 0; g < a.cols / 32; g += 8, w += sizeof(rl_block_iq4_xs)) {
+            prefetch(w, sizeof(rl_block_iq4_xs));
+            scales sc = scales_iq4xs(w);
+            for (int t = 0; t < nt; t++) ds[t] = _mm256_mul_ps(sc.s0, act_scales(&x[t], g));
 #pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) {
-            __m256i q = weights(w + 8 + 32 * p), lo = iq4_lookup(bits(q, 15)), hi = iq4_lookup(bits(right(q, 4), 15));
-            for (int t = 0; t < nt; t++) {
-                const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
-                __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
-                *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, 1)), spread(ds[t], p), *s);
+            for (int p = 0; p < 4; p++) {
+                __m256i q = weights(w + 8 + 32 * p), lo = iq4_lookup(bits(q, 15)),
+                        hi = iq4_lookup(bits(right(q, 4), 15));
+                for (int t = 0; t < nt; t++) {
+                    const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
+                    __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
+                    *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, 1)), spread(ds[t], p), *s);
+                }
             }
         }
+        finish(acc, min, a.out + r, a.ld_out, nt);
     }
-    finish(acc, min, out, ld_out, nt);
 }
-RL_DRIVE(iq4xs, iq4xs_row)
+RL_DRIVE(iq4xs, iq4xs_rows)
 
 #endif
