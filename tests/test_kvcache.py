@@ -117,6 +117,19 @@ def test_hard_values():
             assert np.isnan(got[3, 0, 32:]).all(), "a NaN must show"
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_half_precision_of_every_kind_of_value():
+    """All of float32's ranges as NumPy converts them: normal, subnormal, ties, overflow, infinite, NaN."""
+    bits = np.random.default_rng(0).integers(0, 2**32, 64 * 200, dtype=np.uint32)
+    bits[:8000] = bits[:8000] & 0x8FFFFFFF | 0x30000000  # around half precision's range
+    bits[8000:8064] = (np.arange(64, dtype=np.uint32) << 12) + 0x38800000 - (32 << 12)  # ties
+    x = bits.view(np.float32).reshape(200, 1, 64)
+    cache = KVCache(n_head_kv=1, head_dim=64, n_ctx=200, kv="f16")
+    cache.append(x, x)
+    np.testing.assert_array_equal(cache.k(), x.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(cache.v(), x.astype(np.float16).astype(np.float32))
+
+
 # ---- pages ----
 
 

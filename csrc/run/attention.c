@@ -135,20 +135,22 @@ size_t rl_attention_scratch(const rl_kv_config *c, size_t n_head, size_t max_tok
     size_t most = 0;
     for (size_t i = 0; i < c->n_layer; i++) {
         const rl_kv_layer_config *l = &c->layers[i];
-        // The cut is not monotonic in the number of tokens: take the largest of the kinds there are.
         size_t local = 0, partial = 0, span = n_ctx;
         if (l->window && l->window + max_tok < span) span = l->window + max_tok;
-        for (size_t n_tok = 1; n_tok <= max_tok; n_tok++) {
-            rl_attn_cut cut;
-            cut_rows(&cut, l, n_head, n_tok);
-            cut_stretches(&cut, 0, span);
-            cut.n_s += cut.n_s > 1 || (l->window && cut.stretch); // a window may straddle one stretch more
-            size_t n = local_floats(&cut, NULL, NULL);
-            if (n > local) local = n;
-            n = partial_floats(&cut, l->n_head_kv);
-            if (n > partial) partial = n;
-            if (cut.blocked && !cut.stretch) break; // from here on nothing grows
-        }
+        // Rows of a block do not rise with the numbers of tokens and heads, and a layer may have fewer heads than
+        // the most: take the largest of all.
+        for (size_t group = 1; group <= n_head / l->n_head_kv; group++)
+            for (size_t n_tok = 1; n_tok <= max_tok; n_tok++) {
+                rl_attn_cut cut;
+                cut_rows(&cut, l, group * l->n_head_kv, n_tok);
+                cut_stretches(&cut, 0, span);
+                cut.n_s += cut.n_s > 1 || (l->window && cut.stretch); // a window may straddle one stretch more
+                size_t n = local_floats(&cut, NULL, NULL);
+                if (n > local) local = n;
+                n = partial_floats(&cut, l->n_head_kv);
+                if (n > partial) partial = n;
+                if (cut.blocked && !cut.stretch) break; // from here on nothing grows
+            }
         size_t total = local * (size_t)(n_threads > 0 ? n_threads : 1) + partial;
         if (total > most) most = total;
     }

@@ -8,21 +8,29 @@
 
 // int16 in the order the kernels multiply in: (0 2 1 3) of every four values.
 static float query_q16(const float *x, size_t pad, int16_t *q) {
-    float amax = 0.0f, poison = 0.0f;
-    for (size_t i = 0; i < pad; i++) {
-        float v = fabsf(x[i]);
-        poison += v * 0.0f;
-        amax = v > amax ? v : amax;
+    float top[4] = {0}, poison[4] = {0};
+    for (size_t i = 0; i < pad; i += 4)
+        for (size_t j = 0; j < 4; j++) {
+            float v = fabsf(x[i + j]);
+            poison[j] += v * 0.0f;
+            top[j] = v > top[j] ? v : top[j];
+        }
+    float a = top[0] > top[1] ? top[0] : top[1], b = top[2] > top[3] ? top[2] : top[3], amax = a > b ? a : b;
+    bool bad = (poison[0] + poison[1]) + (poison[2] + poison[3]) != 0.0f; // NaN compares unequal
+    float inv = amax > 0x1p-100f && !bad ? 32767.0f / amax : 0.0f;
+    if (inv == 0.0f) {
+        memset(q, 0, pad * sizeof *q);
+        return bad ? NAN : 0.0f;
     }
-    float inv = amax > 0x1p-100f ? 32767.0f / amax : 0.0f;
-    if (poison != 0.0f) inv = 0.0f;
     for (size_t i = 0; i < pad; i += 4) {
-        q[i] = (int16_t)lrintf(inv > 0 ? x[i] * inv : 0.0f);
-        q[i + 1] = (int16_t)lrintf(inv > 0 ? x[i + 2] * inv : 0.0f);
-        q[i + 2] = (int16_t)lrintf(inv > 0 ? x[i + 1] * inv : 0.0f);
-        q[i + 3] = (int16_t)lrintf(inv > 0 ? x[i + 3] * inv : 0.0f);
+        int32_t n[4];
+        for (size_t j = 0; j < 4; j++) n[j] = rl_round_int(x[i + j] * inv);
+        q[i] = (int16_t)n[0];
+        q[i + 1] = (int16_t)n[2];
+        q[i + 2] = (int16_t)n[1];
+        q[i + 3] = (int16_t)n[3];
     }
-    return poison != 0.0f ? NAN : inv > 0.0f ? amax / 32767.0f : 0.0f;
+    return amax / 32767.0f;
 }
 
 void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/half.h"
 #include "kernels/attn.h"
 #include "run/kvcache.h"
 
@@ -69,6 +70,11 @@ static inline rl_type rl_kv_dtype(rl_kv_type t) {
 
 /// Sets the values of tokens t0..63 of a page to zero.
 void rl_kv_zero_tail(const rl_kv_layer *l, uint8_t *page, size_t t0);
+
+/// Nearest integer, ties to even, of |x| < 2^22; an addition, so that loops of it become vectors.
+static inline int32_t rl_round_int(float x) {
+    return (int32_t)(rl_f32_bits(x + 0x1.8p23f) - 0x4B400000u);
+}
 
 /// Largest power of two that divides dim: the block of the Walsh-Hadamard rotation.
 static inline size_t rl_hadamard_block(size_t dim) {

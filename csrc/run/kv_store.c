@@ -7,74 +7,105 @@
 
 #include "base/half.h"
 
+// Butterflies of constant geometry, each stage leaving sums and differences interleaved, so that every stage is
+// the same loop over contiguous halves: compilers make vectors of it. The shuffles of all stages cancel.
+static void hadamard_block(float *x, size_t block) {
+    float buffer[2][RL_ATTN_MAX_DIM], norm = 1.0f / sqrtf((float)block);
+    const float *from = x;
+    size_t half = block / 2;
+    for (size_t stage = 1, n = 0; stage < block; stage *= 2, n ^= 1) {
+        float *to = buffer[n];
+        for (size_t i = 0; i < half; i++) {
+            float u = from[i], v = from[i + half];
+            to[2 * i] = u + v;
+            to[2 * i + 1] = u - v;
+        }
+        from = to;
+    }
+    for (size_t i = 0; i < block; i++) x[i] = from[i] * norm;
+}
+
 void rl_hadamard(float *x, size_t dim) {
     size_t block = rl_hadamard_block(dim);
-    if (block < 2) return;
-    float norm = 1.0f / sqrtf((float)block);
-    for (size_t b = 0; b < dim; b += block) {
-        float *y = x + b;
-        for (size_t half = 1; half < block; half *= 2)
-            for (size_t i = 0; i < block; i += 2 * half)
-                for (size_t j = i; j < i + half; j++) {
-                    float u = y[j], v = y[j + half];
-                    y[j] = u + v;
-                    y[j + half] = u - v;
-                }
-        for (size_t i = 0; i < block; i++) y[i] *= norm;
-    }
+    for (size_t b = 0; block > 1 && b < dim; b += block) hadamard_block(x + b, block);
 }
 
 // int8 with a float32 scale per 32 values. A NaN or infinity gives a NaN scale, so that it shows.
 static void quantize(const float *x, size_t dim, int8_t *q, float *scale) {
     for (size_t g = 0; g * 32 < dim; g++) {
-        size_t i0 = g * 32, i1 = i0 + 32 < dim ? i0 + 32 : dim;
-        float amax = 0.0f, poison = 0.0f;
-        for (size_t i = i0; i < i1; i++) {
-            float a = fabsf(x[i]);
-            poison += a * 0.0f;
-            amax = a > amax ? a : amax;
-        }
+        size_t i0 = g * 32, n = i0 + 32 < dim ? 32 : dim - i0;
+        float part[32] = {0}, top[4] = {0}, poison[4] = {0};
+        memcpy(part, x + i0, n * sizeof *x);
+        for (size_t i = 0; i < 32; i += 4)
+            for (size_t j = 0; j < 4; j++) {
+                float a = fabsf(part[i + j]);
+                poison[j] += a * 0.0f;
+                top[j] = a > top[j] ? a : top[j];
+            }
+        float p = (poison[0] + poison[1]) + (poison[2] + poison[3]);
+        float a = top[0] > top[1] ? top[0] : top[1], b = top[2] > top[3] ? top[2] : top[3], amax = a > b ? a : b;
         float inv = amax > 0x1p-120f ? 127.0f / amax : 0.0f; // below, 127 / amax may overflow
-        if (poison != 0.0f) inv = 0.0f;                      // NaN compares unequal
-        scale[g] = poison != 0.0f ? NAN : inv > 0.0f ? amax / 127.0f : 0.0f;
+        if (p != 0.0f) inv = 0.0f;                           // NaN compares unequal
+        scale[g] = p != 0.0f ? NAN : inv > 0.0f ? amax / 127.0f : 0.0f;
         if (inv == 0.0f)
-            memset(q + i0, 0, i1 - i0);
+            memset(q + i0, 0, n);
         else
-            for (size_t i = i0; i < i1; i++) q[i] = (int8_t)lrintf(x[i] * inv);
+            for (size_t i = 0; i < n; i++) q[i0 + i] = (int8_t)rl_round_int(part[i] * inv);
     }
 }
 
-// Where the value i of token t goes, in values from the start of the head.
-static inline size_t place(const rl_attn_side *s, bool is_v, size_t t, size_t i) {
-    return is_v ? rl_attn_tile_v(s, t, i) : rl_attn_tile_k(s, t, i);
+// As rl_f32_to_f16 without branches, for loops over many values.
+static inline uint16_t to_half(float f) {
+    uint32_t u = rl_f32_bits(f), sign = (u >> 16) & 0x8000u, a = u & 0x7FFFFFFFu;
+    uint32_t normal = (a + 0xC8000FFFu + ((a >> 13) & 1)) >> 13;
+    uint32_t small = rl_f32_bits(rl_bits_f32(a < 0x38800000u ? a : 0) + 0.5f) - 0x3F000000u;
+    uint32_t h = a < 0x38800000u ? small : normal;
+    h = a >= 0x477FF000u ? 0x7C00u : h;
+    h = a > 0x7F800000u ? 0x7E00u | ((a >> 13) & 0x3FFu) : h;
+    return (uint16_t)(sign | h);
 }
-static inline size_t place_scale(const rl_attn_side *s, bool is_v, size_t t, size_t g) {
-    return is_v ? rl_attn_tile_v_scale(t, g) : rl_attn_tile_k_scale(s, t, g);
+
+// The first value of token t in its head, in values, and the distance to the next (or to the next four, q8_0 K).
+static inline size_t origin(const rl_attn_side *s, bool is_v, size_t t) {
+    return !s->tile ? 0 : is_v ? rl_attn_tile_v(s, t, 0) : rl_attn_tile_k(s, t, 0);
+}
+static inline size_t step(const rl_attn_side *s, bool is_v) {
+    return !s->tile ? 1 : is_v ? (s->type == RL_Q8_0 ? 4 : 1) : s->type == RL_Q8_0 ? 64 : 16;
+}
+
+static void store_q8_0(const rl_attn_side *s, bool is_v, int8_t *head, float *sc, size_t t, const float *x) {
+    int8_t q[RL_ATTN_MAX_DIM + 4];
+    float scale[RL_ATTN_MAX_DIM / 32];
+    quantize(x, s->dim, q, scale);
+    if (!s->tile) {
+        memcpy(head, q, s->dim);
+        memcpy(sc, scale, s->groups * sizeof *scale);
+        return;
+    }
+    int8_t *o = head + origin(s, is_v, t);
+    if (is_v) {
+        for (size_t i = 0; i < s->dim; i++) o[4 * i] = q[i];
+    } else {
+        memset(q + s->dim, 0, 4); // the padding stays zero
+        for (size_t i = 0; i < s->dim; i += 4) memcpy(o + 16 * i, q + i, 4);
+    }
+    for (size_t g = 0; g < s->groups; g++)
+        sc[is_v ? rl_attn_tile_v_scale(t, g) : rl_attn_tile_k_scale(s, t, g)] = scale[g];
 }
 
 static void store_row(const rl_attn_side *s, bool is_v, uint8_t *side, size_t h, size_t t, const float *x) {
     uint8_t *head = side + h * s->head + t * s->token;
+    size_t at = origin(s, is_v, t), by = step(s, is_v);
     if (s->type == RL_F32) {
-        float *o = (float *)(void *)head;
-        if (!s->tile || is_v)
-            memcpy(o + (s->tile ? t * s->pad : 0), x, s->dim * sizeof *x);
-        else
-            for (size_t i = 0; i < s->dim; i++) o[place(s, is_v, t, i)] = x[i];
+        float *o = (float *)(void *)head + at;
+        for (size_t i = 0; i < s->dim; i++) o[i * by] = x[i];
     } else if (s->type == RL_F16) {
-        uint16_t *o = (uint16_t *)(void *)head;
-        for (size_t i = 0; i < s->dim; i++) o[s->tile ? place(s, is_v, t, i) : i] = rl_f32_to_f16(x[i]);
+        uint16_t *o = (uint16_t *)(void *)head + at, half[RL_ATTN_MAX_DIM];
+        for (size_t i = 0; i < s->dim; i++) half[i] = to_half(x[i]);
+        for (size_t i = 0; i < s->dim; i++) o[i * by] = half[i];
     } else {
-        int8_t q[RL_ATTN_MAX_DIM];
-        float scale[RL_ATTN_MAX_DIM / 32];
-        quantize(x, s->dim, q, scale);
         float *sc = (float *)(void *)(side + s->scales + h * s->scales_head + t * s->scales_token);
-        if (!s->tile) {
-            memcpy(head, q, s->dim);
-            memcpy(sc, scale, s->groups * sizeof *scale);
-            return;
-        }
-        for (size_t i = 0; i < s->dim; i++) ((int8_t *)head)[place(s, is_v, t, i)] = q[i];
-        for (size_t g = 0; g < s->groups; g++) sc[place_scale(s, is_v, t, g)] = scale[g];
+        store_q8_0(s, is_v, (int8_t *)head, sc, t, x);
     }
 }
 
@@ -82,13 +113,15 @@ static void load_row(const rl_attn_side *s, bool is_v, const uint8_t *side, size
     const uint8_t *head = side + h * s->head + t * s->token;
     const float *sc = (const float *)(const void *)(side + s->scales + h * s->scales_head + t * s->scales_token);
     for (size_t i = 0; i < s->dim; i++) {
-        size_t at = s->tile ? place(s, is_v, t, i) : i;
+        size_t at = !s->tile ? i : is_v ? rl_attn_tile_v(s, t, i) : rl_attn_tile_k(s, t, i);
         if (s->type == RL_F32)
             x[i] = ((const float *)(const void *)head)[at];
         else if (s->type == RL_F16)
             x[i] = rl_f16_to_f32(((const uint16_t *)(const void *)head)[at]);
         else
-            x[i] = (float)((const int8_t *)head)[at] * sc[s->tile ? place_scale(s, is_v, t, i / 32) : i / 32];
+            x[i] = (float)((const int8_t *)head)[at] * sc[!s->tile ? i / 32
+                                                          : is_v   ? rl_attn_tile_v_scale(t, i / 32)
+                                                                   : rl_attn_tile_k_scale(s, t, i / 32)];
     }
 }
 
