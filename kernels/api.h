@@ -42,7 +42,9 @@ typedef enum rl_actfmt {
     RL_ACT_Q16E = 32,  // with Q16: q16e, 32 bytes seen as 16-bit words: even values, then odd ones
     RL_ACT_Q8T = 64,   // with Q8: panels of 6 tokens for tiles (tile.h)
     RL_ACT_Q16T = 128, // with Q16: the same
-    RL_ACT_F32T = 256  // with F32: the same
+    RL_ACT_F32T = 256, // with F32: the same
+    RL_ACT_Q8P = 512,  // with Q8: q8p, for 64 bytes that hold 4 groups of 32 in halves
+    RL_ACT_Q16P = 1024 // with Q16: q16p, the same seen as 16-bit words
 } rl_actfmt;
 
 #define RL_ACT_Q8_MAX 127
@@ -72,6 +74,10 @@ typedef struct rl_act {
     int16_t *q16n;
     // q16e: per 32 values, values 0, 2..30, then 1, 3..31.
     int16_t *q16e;
+    // q8p: per 128 values (groups g0..g3 of 32), g0, g2, g1, g3.
+    int8_t *q8p;
+    // q16p: per 128 values, even values of g0, g2, g1, g3, then their odd values.
+    int16_t *q16p;
     // Panels (rl_panel8, rl_panel16: [ceil(cols/256)][ceil(max_tok/6)]; rl_panelf: [ceil(cols/128)][...]).
     void *q8t, *q16t, *f32t;
     // Kernel authors may add further copies here, each with a format bit of its own.

@@ -24,48 +24,66 @@ RL_ROWS_QUANT_REF(RL_Q8_K, q8k)
 RL_ROWS_QUANT_REF(RL_IQ4_NL, iq4nl)
 RL_ROWS_QUANT_REF(RL_IQ4_XS, iq4xs)
 
-// 256-bit kernels of one tier; see kernels/x86/rows256.h.
-#define RL_ROWS_BLOCKS(isa)                                                                                            \
-    RL_ROWS_NIB(RL_Q4_0, q4_0, isa)                                                                                    \
-    RL_ROWS_NIB(RL_Q4_1, q4_1, isa)                                                                                    \
-    RL_ROWS_NIB(RL_Q5_0, q5_0, isa)                                                                                    \
-    RL_ROWS_NIB(RL_Q5_1, q5_1, isa) RL_ROWS_NIB(RL_IQ4_NL, iq4nl, isa) RL_ROWS_NAT(RL_Q8_0, q8_0, isa)
+// Three orders of activations: nibble blocks (NIB), the order of values (NAT), pairs of groups (PAIR).
+// clang-format off
 #define RL_ROWS_NIB(type, t, isa)                                                                                      \
     RL_ROWS(rl_rows_##t##_q8_##isa, type, RL_ACT_Q8 | RL_ACT_Q8N, isa)                                                 \
     RL_ROWS(rl_rows_##t##_q16_##isa, type, RL_ACT_Q16 | RL_ACT_Q16N, isa)
 #define RL_ROWS_NAT(type, t, isa)                                                                                      \
     RL_ROWS(rl_rows_##t##_q8_##isa, type, RL_ACT_Q8, isa)                                                              \
     RL_ROWS(rl_rows_##t##_q16_##isa, type, RL_ACT_Q16 | RL_ACT_Q16E, isa)
-#define RL_ROWS_SUPER(isa)                                                                                             \
-    RL_ROWS_NAT(RL_Q2_K, q2k, isa)                                                                                     \
-    RL_ROWS_NAT(RL_Q3_K, q3k, isa)                                                                                     \
-    RL_ROWS_NAT(RL_Q4_K, q4k, isa)                                                                                     \
-    RL_ROWS_NAT(RL_Q5_K, q5k, isa) RL_ROWS_NAT(RL_Q6_K, q6k, isa) RL_ROWS_NAT(RL_Q8_K, q8k, isa)                       \
-        RL_ROWS_NIB(RL_IQ4_XS, iq4xs, isa)
+#define RL_ROWS_PAIR(type, t, isa)                                                                                     \
+    RL_ROWS(rl_rows_##t##_q8_##isa, type, RL_ACT_Q8 | RL_ACT_Q8P, isa)                                                 \
+    RL_ROWS(rl_rows_##t##_q16_##isa, type, RL_ACT_Q16 | RL_ACT_Q16P, isa)
+
 #define RL_ROWS_F32(isa)                                                                                               \
     RL_ROWS(rl_rows_f32_f32_##isa, RL_F32, RL_ACT_F32, isa)                                                            \
-    RL_ROWS(rl_rows_f16_f32_##isa, RL_F16, RL_ACT_F32, isa) RL_ROWS(rl_rows_bf16_f32_##isa, RL_BF16, RL_ACT_F32, isa)  \
-        RL_ROWS(rl_rows_q4_0_f32_##isa, RL_Q4_0, RL_ACT_F32, isa)                                                      \
-            RL_ROWS(rl_rows_q4_1_f32_##isa, RL_Q4_1, RL_ACT_F32, isa)                                                  \
-                RL_ROWS(rl_rows_q5_0_f32_##isa, RL_Q5_0, RL_ACT_F32, isa)                                              \
-                    RL_ROWS(rl_rows_q5_1_f32_##isa, RL_Q5_1, RL_ACT_F32, isa)                                          \
-                        RL_ROWS(rl_rows_q8_0_f32_##isa, RL_Q8_0, RL_ACT_F32, isa)                                      \
-                            RL_ROWS(rl_rows_q2k_f32_##isa, RL_Q2_K, RL_ACT_F32, isa)                                   \
-                                RL_ROWS(rl_rows_q3k_f32_##isa, RL_Q3_K, RL_ACT_F32, isa)                               \
-                                    RL_ROWS(rl_rows_q4k_f32_##isa, RL_Q4_K, RL_ACT_F32, isa)                           \
-                                        RL_ROWS(rl_rows_q5k_f32_##isa, RL_Q5_K, RL_ACT_F32, isa)                       \
-                                            RL_ROWS(rl_rows_q6k_f32_##isa, RL_Q6_K, RL_ACT_F32, isa)                   \
-                                                RL_ROWS(rl_rows_q8k_f32_##isa, RL_Q8_K, RL_ACT_F32, isa)               \
-                                                    RL_ROWS(rl_rows_iq4nl_f32_##isa, RL_IQ4_NL, RL_ACT_F32, isa)       \
-                                                        RL_ROWS(rl_rows_iq4xs_f32_##isa, RL_IQ4_XS, RL_ACT_F32, isa)
-RL_X86(RL_ROWS_F32(avx2) RL_ROWS_BLOCKS(avx2) RL_ROWS_SUPER(avx2) RL_ROWS_BLOCKS(avxvnni) RL_ROWS_SUPER(avxvnni)
-           RL_ROWS_BLOCKS(avx512) RL_ROWS_SUPER(avx512))
+    RL_ROWS(rl_rows_f16_f32_##isa, RL_F16, RL_ACT_F32, isa)                                                            \
+    RL_ROWS(rl_rows_bf16_f32_##isa, RL_BF16, RL_ACT_F32, isa)                                                          \
+    RL_ROWS(rl_rows_q4_0_f32_##isa, RL_Q4_0, RL_ACT_F32, isa)                                                          \
+    RL_ROWS(rl_rows_q4_1_f32_##isa, RL_Q4_1, RL_ACT_F32, isa)                                                          \
+    RL_ROWS(rl_rows_q5_0_f32_##isa, RL_Q5_0, RL_ACT_F32, isa)                                                          \
+    RL_ROWS(rl_rows_q5_1_f32_##isa, RL_Q5_1, RL_ACT_F32, isa)                                                          \
+    RL_ROWS(rl_rows_q8_0_f32_##isa, RL_Q8_0, RL_ACT_F32, isa)                                                          \
+    RL_ROWS(rl_rows_iq4nl_f32_##isa, RL_IQ4_NL, RL_ACT_F32, isa)                                                       \
+    RL_ROWS(rl_rows_q2k_f32_##isa, RL_Q2_K, RL_ACT_F32, isa)                                                           \
+    RL_ROWS(rl_rows_q3k_f32_##isa, RL_Q3_K, RL_ACT_F32, isa)                                                           \
+    RL_ROWS(rl_rows_q4k_f32_##isa, RL_Q4_K, RL_ACT_F32, isa)                                                           \
+    RL_ROWS(rl_rows_q5k_f32_##isa, RL_Q5_K, RL_ACT_F32, isa)                                                           \
+    RL_ROWS(rl_rows_q6k_f32_##isa, RL_Q6_K, RL_ACT_F32, isa)                                                           \
+    RL_ROWS(rl_rows_q8k_f32_##isa, RL_Q8_K, RL_ACT_F32, isa)                                                           \
+    RL_ROWS(rl_rows_iq4xs_f32_##isa, RL_IQ4_XS, RL_ACT_F32, isa)
+#define RL_ROWS_COMMON(isa)                                                                                            \
+    RL_ROWS_NIB(RL_Q4_0, q4_0, isa)                                                                                    \
+    RL_ROWS_NIB(RL_Q4_1, q4_1, isa)                                                                                    \
+    RL_ROWS_NIB(RL_Q5_0, q5_0, isa)                                                                                    \
+    RL_ROWS_NIB(RL_Q5_1, q5_1, isa)                                                                                    \
+    RL_ROWS_NIB(RL_IQ4_NL, iq4nl, isa)                                                                                 \
+    RL_ROWS_NIB(RL_IQ4_XS, iq4xs, isa)                                                                                 \
+    RL_ROWS_NAT(RL_Q8_0, q8_0, isa)                                                                                    \
+    RL_ROWS_NAT(RL_Q2_K, q2k, isa)                                                                                     \
+    RL_ROWS_NAT(RL_Q3_K, q3k, isa)                                                                                     \
+    RL_ROWS_NAT(RL_Q6_K, q6k, isa)                                                                                     \
+    RL_ROWS_NAT(RL_Q8_K, q8k, isa)
+RL_X86(
+    RL_ROWS_F32(avx2)
+    RL_ROWS_COMMON(avx2)
+    RL_ROWS_NAT(RL_Q4_K, q4k, avx2)
+    RL_ROWS_NAT(RL_Q5_K, q5k, avx2)
+    RL_ROWS_COMMON(avxvnni)
+    RL_ROWS_NAT(RL_Q4_K, q4k, avxvnni)
+    RL_ROWS_NAT(RL_Q5_K, q5k, avxvnni)
+    RL_ROWS_COMMON(avx512)
+    RL_ROWS_PAIR(RL_Q4_K, q4k, avx512)
+    RL_ROWS_PAIR(RL_Q5_K, q5k, avx512)
+)
+// clang-format on
 
 #undef RL_ROWS
 #undef RL_ROWS_FLOAT_REF
 #undef RL_ROWS_QUANT_REF
-#undef RL_ROWS_BLOCKS
-#undef RL_ROWS_F32
-#undef RL_ROWS_SUPER
 #undef RL_ROWS_NIB
 #undef RL_ROWS_NAT
+#undef RL_ROWS_PAIR
+#undef RL_ROWS_F32
+#undef RL_ROWS_COMMON

@@ -13,6 +13,7 @@ from blocks import ALL, BLOCKS, dequantize, random_rows
 from rooflm import _core
 
 Q8, Q16 = 2, 4
+ALL_ROW_FORMATS = 2 + 4 + 8 + 16 + 32 + 512 + 1024
 ROWS = [k for k in rooflm.kernels(isa=None) if k.family == "rows"]
 HERE = [k for k in ROWS if k.available]
 FAST = [k for k in HERE if k.isa != "ref"]
@@ -200,7 +201,7 @@ def test_activations(isa):
         x[1, :32] = 1e-42
         x[2, 0] = 3e38
         x[2, 32:64] = 3.0
-        got, want = _core._act(x, 63, isa), _core._act(x, 63, "ref")
+        got, want = _core._act(x, ALL_ROW_FORMATS, isa), _core._act(x, ALL_ROW_FORMATS, "ref")
         assert got == want, [n for n in got if got[n] != want[n]]
         pad = -(-cols // 256) * 256
         xp = np.zeros((3, pad))
@@ -231,11 +232,16 @@ def test_activations(isa):
         )
         e = q16.reshape(3, -1, 16, 2).swapaxes(2, 3).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16e"], np.int16).reshape(3, pad), e)
+        order = [0, 2, 1, 3]
+        p = q8.reshape(3, -1, 4, 32)[:, :, order].reshape(3, pad)
+        np.testing.assert_array_equal(np.frombuffer(got["q8p"], np.int8).reshape(3, pad), p)
+        p = q16.reshape(3, -1, 4, 16, 2)[:, :, order].transpose(0, 1, 4, 2, 3).reshape(3, pad)
+        np.testing.assert_array_equal(np.frombuffer(got["q16p"], np.int16).reshape(3, pad), p)
         n = q16.reshape(3, -1, 4, 2, 8, 2).transpose(0, 1, 5, 3, 2, 4).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16n"], np.int16).reshape(3, pad), n)
     bad = np.ones((3, 96), np.float32)
     bad[0, 40], bad[1, 95], bad[2, 0] = np.nan, np.inf, -np.inf
-    a = _core._act(bad, 63, isa)
+    a = _core._act(bad, ALL_ROW_FORMATS, isa)
     d8 = np.frombuffer(a["d8"], np.float32).reshape(3, -1)
     np.testing.assert_array_equal(np.isnan(d8[:, :3]), [[0, 1, 0], [0, 0, 1], [1, 0, 0]])
     np.testing.assert_array_equal(np.isnan(np.frombuffer(a["s8"], np.float32).reshape(3, -1)), np.isnan(d8))

@@ -5,8 +5,8 @@
 #include "run/linear.h"
 #include "run/linear_tile.h"
 
-#define ROWS_Q8 (RL_ACT_Q8 | RL_ACT_Q8N)
-#define ROWS_Q16 (RL_ACT_Q16 | RL_ACT_Q16N | RL_ACT_Q16E)
+#define ROWS_Q8 (RL_ACT_Q8 | RL_ACT_Q8N | RL_ACT_Q8P)
+#define ROWS_Q16 (RL_ACT_Q16 | RL_ACT_Q16N | RL_ACT_Q16E | RL_ACT_Q16P)
 
 typedef struct {
     uint8_t *base; // NULL: only count
@@ -34,6 +34,7 @@ static size_t lay_out(rl_act *a, void *storage) {
         a->b8 = place(&l, n * a->ld_d * 2 * sizeof(int16_t));
     }
     if (a->formats & RL_ACT_Q8N) a->q8n = place(&l, n * a->ld_q);
+    if (a->formats & RL_ACT_Q8P) a->q8p = place(&l, n * a->ld_q);
     if (a->formats & ROWS_Q16) {
         a->q16 = place(&l, n * a->ld_q * sizeof(int16_t));
         a->d16 = place(&l, n * a->ld_d16 * sizeof(float));
@@ -42,6 +43,7 @@ static size_t lay_out(rl_act *a, void *storage) {
     }
     if (a->formats & RL_ACT_Q16N) a->q16n = place(&l, n * a->ld_q * sizeof(int16_t));
     if (a->formats & RL_ACT_Q16E) a->q16e = place(&l, n * a->ld_q * sizeof(int16_t));
+    if (a->formats & RL_ACT_Q16P) a->q16p = place(&l, n * a->ld_q * sizeof(int16_t));
     return l.at;
 }
 
@@ -84,6 +86,28 @@ static void copy_q8n(const int8_t *q, int8_t *out, size_t n) {
         }
 }
 
+// Groups of 32 in the order g0, g2, g1, g3.
+static void copy_q8p(const int8_t *q, int8_t *out, size_t n) {
+    for (size_t c = 0; c < n; c += 128) {
+        memcpy(out + c, q + c, 32);
+        memcpy(out + c + 32, q + c + 64, 32);
+        memcpy(out + c + 64, q + c + 32, 32);
+        memcpy(out + c + 96, q + c + 96, 32);
+    }
+}
+
+static void copy_q16p(const int16_t *q, int16_t *out, size_t n) {
+    static const unsigned char place_of[4] = {0, 2, 1, 3};
+    for (size_t c = 0; c < n; c += 128)
+        for (size_t g = 0; g < 4; g++) {
+            int16_t *even = out + c + 16 * place_of[g], *odd = even + 64;
+            for (size_t i = 0; i < 16; i++) {
+                even[i] = q[c + 32 * g + 2 * i];
+                odd[i] = q[c + 32 * g + 2 * i + 1];
+            }
+        }
+}
+
 static void copy_q16n(const int16_t *q, int16_t *out, size_t n) {
     for (size_t c = 0; c < n; c += 128)
         for (size_t b = 0; b < 4; b++)
@@ -120,12 +144,14 @@ void rl_act_fill(rl_act *a, const rl_dispatch *d, const float *x, size_t ld, siz
             q8(row, a->cols, a->q8 + q, a->d8 + s, a->s8 + s);
             sums8(a->q8 + q, a->b8 + 2 * s, a->ld_q);
             if (a->q8n) copy_q8n(a->q8 + q, a->q8n + q, a->ld_q);
+            if (a->q8p) copy_q8p(a->q8 + q, a->q8p + q, a->ld_q);
         }
         if (q16) {
             q16(row, a->cols, a->q16 + q, a->d16 + t * a->ld_d16, a->s16 + s);
             sums16(a->q16 + q, a->b16 + 2 * s, a->ld_q);
             if (a->q16n) copy_q16n(a->q16 + q, a->q16n + q, a->ld_q);
             if (a->q16e) copy_q16e(a->q16 + q, a->q16e + q, a->ld_q);
+            if (a->q16p) copy_q16p(a->q16 + q, a->q16p + q, a->ld_q);
         }
         rl_act_packed_put(a, t);
     }

@@ -100,8 +100,10 @@ RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_
 
 SUPER_ROWS(q2k, rl_block_q2_k, PER_16_MIN)
 SUPER_ROWS(q3k, rl_block_q3_k, PER_16_OFFSET)
+#ifndef RL_OWN_Q4K_Q5K
 SUPER_ROWS(q4k, rl_block_q4_k, PER_32_MIN)
 SUPER_ROWS(q5k, rl_block_q5_k, PER_32_MIN)
+#endif
 SUPER_ROWS(q6k, rl_block_q6_k, PER_16_OFFSET)
 SUPER_ROWS(q8k, rl_block_q8_k, PER_32_SIGNED)
 
