@@ -219,6 +219,17 @@ def test_interrupted_run_ends_with_130_and_a_message(smollm2, as_json):
         assert json.loads(out)["stop_reason"] == "interrupted"
 
 
+def test_chat_answers_one_message(answer, smollm2):
+    record = answer("chat", smollm2, "-p", "What is the capital of France?", "-n", 24, "--compute", "int16", "--json")
+    assert "Paris" in record["text"] and "<|im" not in record["text"]
+
+
+def test_chat_remembers_the_conversation(command, smollm2):
+    code, out, err = command("chat", smollm2, "-n", 24, "--compute", "int16", text="What is the capital of France?\n\nAnd its river?\n")
+    assert code == 0, err
+    assert "Paris" in out
+
+
 def test_ppl(command, answer, smollm2, tmp_path):
     text = tmp_path / "t.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)

@@ -324,10 +324,45 @@ class Session:
         stop     strings that end the text; they are not part of it
         special  parse special tokens such as <|im_start|> in the prompt; by default they are ordinary text
         """
+        start = time.perf_counter()
+        return self._answer(self._ids(prompt, special), start, max_tokens, sampler, stop)
+
+    @checked_keywords
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int = 512,
+        sampler: Any = None,
+        stop: Union[str, Sequence[str]] = (),
+        template: Optional[str] = None,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        template_options: Optional[Mapping[str, Any]] = None,
+    ) -> Generation:
+        """The model's answer to a whole conversation, [{"role": "user", "content": "Hi"}, ...], by its chat template.
+
+        What the session already holds of the conversation is kept, what differs is forgotten; so the messages of
+        every turn are given anew. Control tokens inside messages are ordinary text.
+        template          instead of the file's own
+        tools             JSON schemas, for templates that know tools
+        template_options  further variables of the template, such as {"enable_thinking": False}
+        """
+        from rooflm.conversation import chat_ids
+
+        start = time.perf_counter()
+        ids = chat_ids(self.model.tokenizer, messages, template=template, tools=tools, options=template_options)
+        same = min(_common_length(ids, self.tokens), max(len(ids) - 1, 0))  # one at least is evaluated, for its logits
+        try:
+            self.rewind(same)
+        except ValueError:  # sliding windows no longer hold what is needed there: from the beginning
+            self.rewind(same := 0)
+        return self._answer(ids[same:], start, max_tokens, sampler, stop)
+
+    def _answer(
+        self, ids: np.ndarray, start: float, max_tokens: int, sampler: Any, stop: Union[str, Sequence[str]]
+    ) -> Generation:
         if max_tokens < 0:
             raise ValueError(f"max_tokens={max_tokens} is negative")
-        start = time.perf_counter()
-        ids = self._ids(prompt, special)
         if not len(ids) and not self._pending:
             raise ValueError("the prompt is empty and the session has nothing to continue from")
         return Generation(
@@ -338,12 +373,6 @@ class Session:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             tokenize_s=time.perf_counter() - start,
         )
-
-    def trace(self, capacity: int = 100_000) -> Trace:
-        """Context manager: times of every evaluation inside it by layer and operation; see rooflm.tracing.Trace."""
-        from rooflm.tracing import Trace
-
-        return Trace(self, capacity)
 
     # ---- layer taps ----
 
@@ -430,3 +459,9 @@ def _same_width(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     width = max(a.shape[-1], b.shape[-1])
     a, b = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) for x in (a, b))
     return a, b
+
+
+def _common_length(a: np.ndarray, b: np.ndarray) -> int:
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
