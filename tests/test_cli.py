@@ -225,7 +225,8 @@ def test_chat_answers_one_message(answer, smollm2):
 
 
 def test_chat_remembers_the_conversation(command, smollm2):
-    code, out, err = command("chat", smollm2, "-n", 24, "--compute", "int16", text="What is the capital of France?\n\nAnd its river?\n")
+    said = "What is the capital of France?\n\nAnd its river?\n"
+    code, out, err = command("chat", smollm2, "-n", 24, "--compute", "int16", text=said)
     assert code == 0, err
     assert "Paris" in out
 

@@ -31,7 +31,7 @@ ARM_PARTS = {
 }  # fmt: skip
 
 
-class Machine(dict):  # type: ignore[type-arg]
+class Machine(dict[str, Any]):
     """A dict whose keys are attributes too, so that it goes into JSON as it is and reads well in a notebook."""
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rooflm.batch import Batch
-    from rooflm.tracing import Trace
 
 DEFAULT_N_CTX = 4096
 
