@@ -41,47 +41,17 @@ static int module_exec(PyObject *m) {
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg) {
     rl_state *st = rl_state_of_module(m);
-    PyObject **objects[] = {&st->Error,       &st->FormatError,       &st->ContextFull,
-                            &st->SessionBusy, &st->KernelUnavailable, &st->FallbackWarning};
-    PyTypeObject **types[] = {
-        &st->GGUFType,      //
-        &st->TensorType,    //
-        &st->TokenizerType, //
-        &st->ModelType,     //
-        &st->SessionType,   //
-        &st->KVCacheType,   //
-        &st->DecoderType,   //
-        &st->KernelType,    //
-        &st->FileMapType,   //
-        &st->KVLayerType,   //
-        &st->KVPageType,    //
-        &st->SamplerType,   //
-    };
-    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_VISIT(*objects[i]);
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) Py_VISIT(*types[i]);
+#define X(type, name) Py_VISIT(st->name);
+    RL_STATE_OBJECTS(X)
+#undef X
     return 0;
 }
 
 static int module_clear(PyObject *m) {
     rl_state *st = rl_state_of_module(m);
-    PyObject **objects[] = {&st->Error,       &st->FormatError,       &st->ContextFull,
-                            &st->SessionBusy, &st->KernelUnavailable, &st->FallbackWarning};
-    PyTypeObject **types[] = {
-        &st->GGUFType,      //
-        &st->TensorType,    //
-        &st->TokenizerType, //
-        &st->ModelType,     //
-        &st->SessionType,   //
-        &st->KVCacheType,   //
-        &st->DecoderType,   //
-        &st->KernelType,    //
-        &st->FileMapType,   //
-        &st->KVLayerType,   //
-        &st->KVPageType,    //
-        &st->SamplerType,   //
-    };
-    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) Py_CLEAR(*objects[i]);
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) Py_CLEAR(*types[i]);
+#define X(type, name) Py_CLEAR(st->name);
+    RL_STATE_OBJECTS(X)
+#undef X
     return 0;
 }
 

@@ -22,22 +22,32 @@ static inline int PyModule_AddObjectRef(PyObject *m, const char *name, PyObject 
 }
 #endif
 
+// What the module owns: exceptions and the warning (errors.c), then heap types.
+// clang-format off
+#define RL_STATE_OBJECTS(X) \
+    X(PyObject, Error) \
+    X(PyObject, FormatError) \
+    X(PyObject, ContextFull) \
+    X(PyObject, SessionBusy) \
+    X(PyObject, KernelUnavailable) \
+    X(PyObject, FallbackWarning) \
+    X(PyTypeObject, GGUFType) \
+    X(PyTypeObject, TensorType) \
+    X(PyTypeObject, TokenizerType) \
+    X(PyTypeObject, ModelType) \
+    X(PyTypeObject, SessionType) \
+    X(PyTypeObject, KVCacheType) \
+    X(PyTypeObject, DecoderType) \
+    X(PyTypeObject, FileMapType) \
+    X(PyTypeObject, KVLayerType) \
+    X(PyTypeObject, KVPageType) \
+    X(PyTypeObject, SamplerType)
+// clang-format on
+
 typedef struct rl_state {
-    // exceptions and warnings (errors.c)
-    PyObject *Error, *FormatError, *ContextFull, *SessionBusy, *KernelUnavailable, *FallbackWarning;
-    // heap types
-    PyTypeObject *GGUFType;
-    PyTypeObject *TensorType;
-    PyTypeObject *TokenizerType;
-    PyTypeObject *ModelType;
-    PyTypeObject *SessionType;
-    PyTypeObject *KVCacheType;
-    PyTypeObject *DecoderType;
-    PyTypeObject *KernelType;
-    PyTypeObject *FileMapType;
-    PyTypeObject *KVLayerType;
-    PyTypeObject *KVPageType;
-    PyTypeObject *SamplerType;
+#define X(type, name) type *name;
+    RL_STATE_OBJECTS(X)
+#undef X
     rl_pool *pool; // one per process, made on first use
 } rl_state;
 
