@@ -129,10 +129,11 @@ class NumpyModel:
             out.append(x)
         return out
 
-    def logits(self, x: np.ndarray, block: int = 16384) -> np.ndarray:
-        """Logits for rows of the last layer's output, in blocks of the vocabulary."""
+    def logits(self, x: np.ndarray, stride: int = 1, block: int = 4096) -> np.ndarray:
+        """Logits for rows of the last layer's output, of every stride-th token, in blocks of the vocabulary."""
         head = "output.weight" if "output.weight" in self.raw else "token_embd.weight"
         x = self.norm(x, "output_norm.weight")
+        step = block * stride
         n_vocab = int(self.raw[head].shape[1])
-        parts = [x @ self.weight(head, slice(i, i + block)).T for i in range(0, n_vocab, block)]
+        parts = [x @ self.weight(head, slice(i, i + step, stride)).T for i in range(0, n_vocab, step)]
         return np.concatenate(parts, axis=-1)

@@ -28,7 +28,8 @@ EXPERTS = ("llama-moe", "qwen3moe", "granitemoe", "granitemoe-shared", "olmoe")
 
 
 def all_logits(path, tokens, chunk=None, compute="f32", kv="f32", n_ctx=128, **kw):
-    session = rooflm.Model(path).session(n_ctx=n_ctx, kv=kv, n_threads=2, compute=compute, **kw)
+    # one thread: what threads change (nothing) is test_determinism's
+    session = rooflm.Model(path).session(n_ctx=n_ctx, kv=kv, n_threads=1, compute=compute, **kw)
     step = chunk or len(tokens)
     parts = [session.eval(tokens[i : i + step], logits="all") for i in range(0, len(tokens), step)]
     return np.concatenate(parts)

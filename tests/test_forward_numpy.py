@@ -18,7 +18,9 @@ TINY = ["llama", "llama-tied-bias", "llama-rope-freqs", "llama-gqa-9-3", "llama-
 
 def layer_outputs(path, tokens, chunk=None):
     """Residual stream after each layer and logits of the last token, from the engine's exact path."""
-    session = rooflm.Model(path).session(n_ctx=len(tokens) + 8, kv="f32", n_threads=2, compute="f32")
+    session = rooflm.Model(path).session(
+        n_ctx=len(tokens) + 8, kv="f32", n_threads=2 if chunk is None else 1, compute="f32"
+    )
     step = chunk or len(tokens)
     with session.capture("blk.*.resid_post") as cap:
         for i in range(0, len(tokens), step):
@@ -26,7 +28,7 @@ def layer_outputs(path, tokens, chunk=None):
     return [cap[f"blk.{i}.resid_post"] for i in range(len(cap))], logits
 
 
-def check(path, tokens, chunk=None, bound=1e-5):
+def check(path, tokens, chunk=None, stride=1, bound=1e-5):
     reference = NumpyModel(path)
     want = reference.layers(tokens)
     got, last = layer_outputs(path, tokens, chunk)
@@ -37,7 +39,8 @@ def check(path, tokens, chunk=None, bound=1e-5):
         assert error < bound, f"layer {i}: {error:.2e}"
         per_token = np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)
         assert per_token.max() < 4 * bound, f"layer {i}, token {per_token.argmax()}: {per_token.max():.2e}"
-    logits = reference.logits(want[-1][-1:])[0]
+    logits = reference.logits(want[-1][-1:], stride)[0]
+    last = last[::stride]
     error = np.linalg.norm(last - logits) / np.linalg.norm(logits)
     assert error < bound, f"logits: {error:.2e}"
 
@@ -60,10 +63,10 @@ def test_layers_of_tiny_models(name, chunk):
 
 def test_layers_of_smollm2(smollm2):
     tokens = np.random.default_rng(1).integers(0, 49152, 40).astype(np.int32)
-    check(smollm2, tokens)
+    check(smollm2, tokens, stride=4)
 
 
 def test_layers_of_gemma3(gemma3):
     tokens = np.random.default_rng(2).integers(5, 250000, 40).astype(np.int32)
     tokens[0] = 2
-    check(gemma3, tokens, chunk=33)
+    check(gemma3, tokens, chunk=33, stride=16)  # 16,384 of 262,144 logits

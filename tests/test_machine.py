@@ -234,9 +234,7 @@ def xor_of(*arrays):
     for a in arrays:
         raw = np.frombuffer(a, np.uint8)
         total ^= int(
-            np.bitwise_xor.reduce(
-                np.append(raw, np.zeros(-raw.size % 8, np.uint8)).view(np.uint64), initial=0
-            )
+            np.bitwise_xor.reduce(np.append(raw, np.zeros(-raw.size % 8, np.uint8)).view(np.uint64), initial=0)
         )
     return total
 
@@ -345,10 +343,7 @@ def test_latency_walks_one_cycle_through_everything():
         assert r["nodes"] == 1000 and r["end"] == 0
         ends = {_core.random_latency(8 * 37, 8, n, random=random, seed=4)["end"] for n in range(37, 74)}
         assert ends == set(range(37)), "the cycle leaves nodes out"
-    assert (
-        _core.random_latency(8 * 37, 8, 50, seed=1)["end"]
-        != _core.random_latency(8 * 37, 8, 50, seed=2)["end"]
-    )
+    assert _core.random_latency(8 * 37, 8, 50, seed=1)["end"] != _core.random_latency(8 * 37, 8, 50, seed=2)["end"]
 
 
 def test_latency_grows_out_of_the_cache():
