@@ -4,6 +4,8 @@ argmax never where the choice is clear (R28, R29)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from golden_files import NAMES, golden
@@ -11,6 +13,7 @@ from test_architectures import EXPERTS, NOT_YET, arch_of
 
 import rooflm
 
+REAL = Path(__file__).parent / "golden" / "real"
 TINY = [n for n in NAMES if arch_of(n) not in NOT_YET]
 COMPUTE = ["f32", "int16", "int8", "auto"]
 
@@ -99,27 +102,29 @@ def test_batch_splits_on_tiny_models(loaded, name, compute):
             assert relative(got, whole).max() < BOUND[compute]
 
 
-def check_batch_splits(model, n, compute, kv):
-    tokens = np.random.default_rng(5).integers(5, 40000, n).astype(np.int32)
+def check_batch_splits(model, name, n, compute, kv):
+    # real text: on random tokens the noise of int8 activations alone reaches a third of the norm in gemma3
+    with np.load(REAL / f"{name.split(':')[1]}.npz") as z:
+        tokens = z["windows"][1][:n]
     whole = run(model, tokens, compute=compute, kv=kv, n_batch=512)
+    bound = 0.01 if compute == "int16" else 0.1
     for n_batch in (1, 8, 64):
         got = run(model, tokens, compute=compute, kv=kv, n_batch=n_batch)
         error = relative(got, whole)
-        bound = 0.02 if compute == "int16" else 0.15
-        assert error.max() < bound and np.median(error) < bound / 3, f"n_batch={n_batch}: {error.max():.1e}"
+        assert error.max() < bound and np.median(error) < bound / 2, f"n_batch={n_batch}: {error.max():.1e}"
         clear_argmax_agrees(got, whole, 0.5)
 
 
 @pytest.mark.parametrize("name,compute", [("real:smollm2", "int8"), ("real:smollm2", "auto"), ("real:gemma3", "int8")])
 def test_batch_splits_on_real_models(loaded, name, compute):
-    check_batch_splits(loaded(name), 40, compute, "f16")
+    check_batch_splits(loaded(name), name, 40, compute, "f16")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["real:smollm2", "real:gemma3"])
 @pytest.mark.parametrize("compute", ["int8", "int16", "auto"])
 def test_batch_splits_of_longer_prompts(loaded, name, compute):
-    check_batch_splits(loaded(name), 200, compute, "q8_0")
+    check_batch_splits(loaded(name), name, 200, compute, "q8_0")
 
 
 def test_prefill_splits_across_the_window_of_gemma3(loaded):
