@@ -90,9 +90,7 @@ def test_types_layouts_head_sizes(kv, layout, isa):
 
 
 @pytest.mark.parametrize("isa", HERE)
-@pytest.mark.parametrize(
-    "n_head,n_head_kv", [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (9, 3), (20, 1), (6, 6)]
-)
+@pytest.mark.parametrize("n_head,n_head_kv", [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (9, 3), (20, 1), (6, 6)])
 def test_head_ratios(n_head, n_head_kv, isa):
     """R17: query head h reads KV head h // ratio, for any ratio and number of rows."""
     for kv in ("f32", "f16", "q8_0"):
@@ -324,9 +322,7 @@ def test_every_kernel_ran():
                         asked = _attention_kernels(cache, n_tok, None, name)
                         if name not in asked:
                             continue  # of another type, layout or number of tokens
-                        assert error(attention(q[-n_tok:], cache, kernels=name), want[-n_tok:]) < bound(kv), (
-                            name
-                        )
+                        assert error(attention(q[-n_tok:], cache, kernels=name), want[-n_tok:]) < bound(kv), name
                         seen.add(name)
     assert runnable - seen == set()
     for isa in HERE:

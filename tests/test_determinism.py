@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from golden_files import NAMES, golden
 from test_architectures import EXPERTS, NOT_YET, arch_of
+from test_real_models import kl
 
 import rooflm
 
@@ -107,11 +108,12 @@ def check_batch_splits(model, name, n, compute, kv):
     with np.load(REAL / f"{name.split(':')[1]}.npz") as z:
         tokens = z["windows"][1][:n]
     whole = run(model, tokens, compute=compute, kv=kv, n_batch=512)
-    bound = 0.01 if compute == "int16" else 0.1
+    # two splits are two draws of the same noise: at most twice what it costs against the exact path (mean KL 0.003)
+    bound = 2e-5 if compute == "int16" else 6e-3
     for n_batch in (1, 8, 64):
         got = run(model, tokens, compute=compute, kv=kv, n_batch=n_batch)
-        error = relative(got, whole)
-        assert error.max() < bound and np.median(error) < bound / 2, f"n_batch={n_batch}: {error.max():.1e}"
+        assert kl(whole, got).mean() < bound, f"n_batch={n_batch}: {kl(whole, got).mean():.1e}"
+        assert relative(got, whole).max() < 0.25
         clear_argmax_agrees(got, whole, 0.5)
 
 

@@ -404,9 +404,7 @@ def test_save_and_load(kv, layout, tmp_path):
         np.testing.assert_array_equal(other.v(i), cache.v(i))
     q = random((1, 4, 48), 5)
     for i in range(2):
-        np.testing.assert_array_equal(
-            rooflm.attention(q, other, layer=i), rooflm.attention(q, cache, layer=i)
-        )
+        np.testing.assert_array_equal(rooflm.attention(q, other, layer=i), rooflm.attention(q, cache, layer=i))
     other.append(x[:, :60], x[:, :60])  # stays usable
 
 
