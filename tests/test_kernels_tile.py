@@ -201,14 +201,14 @@ def test_large_and_small_blocks_side_by_side(kind, act):
 
 @pytest.mark.parametrize(("m", "kind", "u"), cases(FAST_MUL)[::5], ids=case_id)
 def test_tokens_do_not_see_each_other(m, kind, u):
-    """A token alone, at the end of a batch, and in one so large that tokens and columns are cut."""
+    """A token alone, and in a batch so large, in rows so long, that tokens and columns are cut."""
     rng = np.random.default_rng(7)
-    cols = 1792
-    raw = random_rows(rng, kind, 40, cols)
-    x = rng.normal(size=(800, cols)).astype(np.float32)
+    cols = 12288
+    raw = random_rows(rng, kind, 33, cols)
+    x = rng.normal(size=(130, cols)).astype(np.float32)
     whole = run(u, m, kind, raw, x)
     assert np.isfinite(whole).all()
-    for t0, t1 in ((0, 1), (5, 12), (383, 397), (799, 800)):
+    for t0, t1 in ((0, 1), (5, 12), (60, 73), (129, 130)):
         np.testing.assert_array_equal(run(u, m, kind, raw, x[t0:t1].copy()), whole[t0:t1])
 
 
@@ -263,7 +263,7 @@ def test_float_tile(kind):
     """Against float64, and every ISA against the reference to the bit."""
     rng = np.random.default_rng(11)
     (ref,) = (k for k in MUL if k.isa == "ref" and k.act == "f32")
-    for tok, rows, cols in ((1, 3, 256), (8, 33, 768), (13, 64, 1024)):
+    for tok, rows, cols in ((1, 3, 256), (8, 33, 768), (13, 64, 1024), (121, 5, 4096)):
         cols += (tok * 3) % 7 if kind in FLOATS else 0
         raw = guarded(random_rows(rng, kind, rows, cols))
         x = rng.normal(size=(tok, cols)).astype(np.float32)
