@@ -408,6 +408,27 @@ def test_save_and_load(kv, layout, tmp_path):
     other.append(x[:, :60], x[:, :60])  # stays usable
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
+def test_saved_bytes_depend_on_the_content_alone(kv, layout, tmp_path):
+    """What was rewound, or lay in a page before, is neither saved nor seen in a page view."""
+    x, files = random((130, 2, 48)), []
+    for history in ([], [130], [40, 130], [130, 5]):
+        cache = KVCache(n_head_kv=2, head_dim=48, n_ctx=192, kv=kv, layout=layout)
+        for n in history:
+            cache.append(-x[:n], -x[:n])
+            cache.rewind(min(n, 30))
+            cache.append(x[:n], x[:n])
+            cache.rewind(0)
+        cache.append(x[:100], x[:100])
+        cache.append(-x[100:], -x[100:])
+        cache.rewind(90)
+        cache.append(x[90:91], x[90:91])
+        cache.save(tmp_path / "a")
+        files.append((tmp_path / "a").read_bytes())
+    assert files[1:] == files[:1] * 3
+
+
 def test_load_refuses_what_does_not_fit(tmp_path):
     x = random((100, 2, 32))
     base = dict(n_layer=1, n_head_kv=2, head_dim=32, n_ctx=128, kv="q8_0", layout="tile")
