@@ -89,11 +89,14 @@ def test_perplexity_as_published(models, name):
     published, n = PUBLISHED[name]
     windows = recorded(name)["windows"]
     assert len(windows) == n
-    int8 = np.exp(token_nll(models(name), windows, n, compute="int8").mean())
-    assert abs(int8 / published - 1) < 0.01
-    exact = np.exp(token_nll(models(name), windows, n, compute="f32", kv="f32").mean())
-    assert abs(int8 / exact - 1) < 0.005
-    assert abs(int8 / exact - 1) <= abs(published / exact - 1) + 5e-4
+    int8 = token_nll(models(name), windows, n, compute="int8")
+    assert abs(np.exp(int8.mean()) / published - 1) < 0.01
+    exact = token_nll(models(name), windows, n, compute="f32", kv="f32")
+    assert abs(np.exp(int8.mean() - exact.mean()) - 1) < 0.005
+    # the default is nearer to the exact path than llama.cpp is, token by token: means of so few windows agree by luck
+    default = token_nll(models(name), windows, n, compute="auto")
+    theirs = recorded(name)["nll"]
+    assert np.abs(default - exact).mean() < np.abs(theirs - exact).mean()
 
 
 # ---- greedy text ----
