@@ -72,17 +72,53 @@ RL_INLINE void head_iq4nl(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
 typedef void (*head_fn)(const uint8_t *, size_t, __m256 *, __m256 *);
 typedef void (*pair_fn)(const uint8_t *, const int, __m256i *, __m256i *);
 
-// Blocks 2p and 2p + 1 of n.
+// Where the activations of blocks b and b + 1 (b even) lie in nibble order.
+RL_INLINE size_t nibble_at(size_t b) {
+    return 32 * (b & ~(size_t)3) + (b & 2) * (RL_BITS == 8 ? 16 : 8);
+}
+
+// Blocks 2p and 2p + 1 of n, counted from block g.
 RL_INLINE void nibble_step(const uint8_t *w, const size_t bytes, pair_fn pair, const int sign, size_t n,
                            const act_ptr *x, size_t g, const __m256 *ds, __m256 *acc, const int nt, const int p) {
     if ((size_t)(2 * p) >= n) return;
     __m256i lo, hi;
     pair(w + 2 * (size_t)p * bytes, n == 8 || (size_t)(2 * p + 1) < n, &lo, &hi);
     for (int t = 0; t < nt; t++) {
-        const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
         __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
-        *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, sign)), spread(ds[t], p), *s);
+        __m256i i = dot_pair(lo, hi, x[t].nibble + nibble_at(g + 2 * (size_t)p), sign);
+        *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), spread(ds[t], p), *s);
     }
+}
+
+// All lanes from 8 - n on.
+RL_INLINE __m256 last_lanes(size_t n) {
+    static const int32_t lanes[16] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_castsi256_ps(load256(lanes + n));
+}
+
+// The last n blocks (2, 4 or 6) of a row of at least 8: the headers of its last 8 are gathered as ever, and those
+// that have had their turn are cleared.
+RL_INLINE void nibble_tail(const uint8_t *row, const size_t bytes, head_fn head, pair_fn pair, const int sign,
+                           size_t blocks, size_t n, const act_ptr *x, __m256 *acc, __m256 *min, const int nt) {
+    const size_t g = blocks - 8;
+    const uint8_t *w = row + g * bytes;
+    const __m256 keep = last_lanes(n);
+    __m256 d, m, ds[4];
+    head(w, 8, &d, &m);
+    d = _mm256_and_ps(d, keep);
+    m = _mm256_and_ps(m, keep);
+    for (int t = 0; t < nt; t++) {
+#if RL_BITS == 8
+        ds[t] = _mm256_mul_ps(d, _mm256_loadu_ps(x[t].d + g));
+#else
+        ds[t] = _mm256_mul_ps(d, _mm256_broadcast_ss(x[t].d + (blocks - 1) / 8));
+#endif
+        if (!sign) min[t] = _mm256_fmadd_ps(m, _mm256_loadu_ps(x[t].s + g), min[t]);
+    }
+    _mm_prefetch((const char *)w + 6 * bytes + RL_PREFETCH_AHEAD, _MM_HINT_T0);
+    if (n > 4) nibble_step(w, bytes, pair, sign, 8, x, g, ds, acc, nt, 1);
+    if (n > 2) nibble_step(w, bytes, pair, sign, 8, x, g, ds, acc, nt, 2);
+    nibble_step(w, bytes, pair, sign, 8, x, g, ds, acc, nt, 3);
 }
 
 // Up to 8 blocks. n is the constant 8 in the main loop.
@@ -105,7 +141,7 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
+        const uint8_t *row = a.w + r * a.row_bytes, *w = row;
         __m256 acc[4], min[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
         size_t g = 0, n = a.cols / 32;
@@ -113,19 +149,29 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
             prefetch(w, 8 * bytes);
             nibble_group(w, bytes, head, pair, sign, 8, x, g, acc, min, nt);
         }
-        if (g < n) nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
+        if (g < n && n >= 8 && n % 2 == 0)
+            nibble_tail(row, bytes, head, pair, sign, n, n - g, x, acc, min, nt);
+        else if (g < n)
+            nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
         finish(acc, min, a.out + r, a.ld_out, nt);
     }
 }
 
-// Q8_0: one block fills a vector.
-RL_INLINE void q8_0_group(const uint8_t *w, size_t n, const act_ptr *x, size_t g, __m256 *acc, const int nt) {
+// Q8_0: one block fills a vector. Blocks from..n of the n at w, which begin at block g.
+RL_INLINE void q8_0_group(const uint8_t *w, size_t from, size_t n, const act_ptr *x, size_t g, __m256 *acc,
+                          const int nt) {
     _Alignas(32) float ds[4][8];
     __m256 d = gather_d(w, 34, n);
-    for (int t = 0; t < nt; t++) _mm256_store_ps(ds[t], _mm256_mul_ps(d, act_scales(&x[t], g)));
+    for (int t = 0; t < nt; t++) {
+#if RL_BITS == 8
+        _mm256_store_ps(ds[t], _mm256_mul_ps(d, _mm256_loadu_ps(x[t].d + g)));
+#else
+        _mm256_store_ps(ds[t], _mm256_mul_ps(d, _mm256_broadcast_ss(x[t].d + (g + n - 1) / 8)));
+#endif
+    }
     for (int t = 0; t < nt; t++) {
 #define STEP(j)                                                                                                        \
-    if (j < n) {                                                                                                       \
+    if ((size_t)(j) >= from && (size_t)(j) < n) {                                                                      \
         __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];                                                       \
         __m256i i = dot(load256(w + 34 * j + 2), x[t].natural + 32 * (g + j), 1);                                      \
         *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), _mm256_broadcast_ss(&ds[t][j]), *s);                               \
@@ -145,9 +191,13 @@ RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
         size_t g = 0, n = a.cols / 32;
         for (; g + 8 <= n; g += 8, w += 8 * 34) {
             prefetch(w, 8 * 34);
-            q8_0_group(w, 8, x, g, acc, nt);
+            q8_0_group(w, 0, 8, x, g, acc, nt);
         }
-        if (g < n) q8_0_group(w, n - g, x, g, acc, nt);
+        // The last blocks of a longer row take part in the gathering of its last 8 headers.
+        if (g < n && n >= 8)
+            q8_0_group(w - (8 - (n - g)) * 34, 8 - (n - g), 8, x, n - 8, acc, nt);
+        else if (g < n)
+            q8_0_group(w, 0, n - g, x, g, acc, nt);
         finish(acc, min, a.out + r, a.ld_out, nt);
     }
 }
