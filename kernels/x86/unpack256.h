@@ -73,6 +73,12 @@ RL_INLINE void nibbles(__m256i v, __m256i *lo, __m256i *hi) {
 // Adds 16 to each value whose bit in the 4 bytes at `at` is set.
 RL_INLINE void fifth_bits(const uint8_t *w, const size_t bytes, const size_t at, const int second, __m256i *lo,
                           __m256i *hi) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    uint32_t a = load32(w + at), b = second ? load32(w + bytes + at) : 0;
+    const __m256i sixteen = _mm256_set1_epi8(16);
+    *lo = _mm256_mask_add_epi8(*lo, (a & 0xFFFF) | b << 16, *lo, sixteen);
+    *hi = _mm256_mask_add_epi8(*hi, a >> 16 | (b & 0xFFFF0000u), *hi, sixteen);
+#else
     const __m256i low = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, //
                                          0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi8(2));
@@ -84,6 +90,7 @@ RL_INLINE void fifth_bits(const uint8_t *w, const size_t bytes, const size_t at,
     h = _mm256_and_si256(_mm256_shuffle_epi8(h, high), bit);
     *lo = _mm256_or_si256(*lo, _mm256_and_si256(_mm256_cmpeq_epi8(l, bit), sixteen));
     *hi = _mm256_or_si256(*hi, _mm256_and_si256(_mm256_cmpeq_epi8(h, bit), sixteen));
+#endif
 }
 
 RL_INLINE void pair_q4_0(const uint8_t *w, const int second, __m256i *lo, __m256i *hi) {
