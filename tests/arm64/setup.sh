@@ -1,0 +1,52 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes what the AArch64 tests run in, once: an arm64 Python and its libraries unpacked from Debian packages, and
+# NumPy, pytest and hypothesis as wheels. Nothing is installed into the system but the emulator and the compiler,
+# and those only when they are missing.
+#
+#   tests/arm64/setup.sh DIRECTORY        (or ROOFLM_ARM64; must lie outside the repository)
+set -euo pipefail
+dir=${1:-${ROOFLM_ARM64:-}}
+[ -n "$dir" ] || { echo "usage: $0 DIRECTORY" >&2; exit 2; }
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+dir=$(realpath -m "$dir")
+case $dir/ in "$repo"/*) echo "$0: $dir lies inside the repository" >&2; exit 2 ;; esac
+sysroot=$dir/sysroot apt=$dir/apt
+stamp=$(sha256sum "$0" | cut -d' ' -f1)
+if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+
+if ! command -v qemu-aarch64-static >/dev/null || ! command -v aarch64-linux-gnu-gcc >/dev/null; then
+    apt-get update -qq
+    apt-get install -y --no-install-recommends qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+fi
+
+rm -rf "$sysroot" "$apt" "$dir/site"
+mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/src" "$sysroot"
+: >"$apt/status"
+cp /etc/apt/sources.list.d/debian.sources "$apt/src/"
+cat >"$apt/apt.conf" <<CONF
+APT::Architecture "arm64"; APT::Architectures { "arm64"; };
+APT::Install-Recommends "false"; APT::Sandbox::User "root";
+Dir::State "$apt"; Dir::State::status "$apt/status"; Dir::Cache "$apt/cache";
+Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "$apt/src";
+CONF
+APT_CONFIG=$apt/apt.conf apt-get update -qq
+APT_CONFIG=$apt/apt.conf apt-get install -y -qq --download-only python3.11 libpython3.11-dev libstdc++6 libgomp1
+for deb in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$deb" "$sysroot"; done
+rm -rf "$apt"
+
+# Host byte code serves the guest: the same version, and far faster than compiling under emulation.
+host=$(command -v python3.11 || true)
+[ -z "$host" ] || "$host" -m compileall -q "$sysroot/usr/lib/python3.11" || true
+"${PIP_PYTHON:-python3}" -m pip install -q --disable-pip-version-check --root-user-action=ignore --target "$dir/site" \
+    --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 \
+    --python-version 3.11 --implementation cp --only-binary=:all: numpy pytest hypothesis setuptools gguf jinja2
+
+# A Python that finds its own emulator and libraries, wherever the directory is.
+cat >"$sysroot/usr/bin/python3-qemu" <<'RUN'
+#!/bin/sh
+d=${0%/usr/bin/*}; : "${QEMU_CPU:=max,sve=off}"; export QEMU_CPU
+exec "${QEMU:-qemu-aarch64-static}" -0 "$0" -L "$d" "$d/usr/bin/python3.11" "$@"
+RUN
+chmod +x "$sysroot/usr/bin/python3-qemu"
+echo "$stamp" >"$dir/stamp"
