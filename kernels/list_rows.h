@@ -77,6 +77,27 @@ RL_X86(
     RL_ROWS_PAIR(RL_Q4_K, q4k, avx512)
     RL_ROWS_PAIR(RL_Q5_K, q5k, avx512)
 )
+// AArch64: activations in their natural order.
+#define RL_ROWS_ARM(act, fmt, isa)                                                                                     \
+    RL_ROWS(rl_rows_q4_0_##act##_##isa, RL_Q4_0, fmt, isa)                                                             \
+    RL_ROWS(rl_rows_q4_1_##act##_##isa, RL_Q4_1, fmt, isa)                                                             \
+    RL_ROWS(rl_rows_q5_0_##act##_##isa, RL_Q5_0, fmt, isa)                                                             \
+    RL_ROWS(rl_rows_q5_1_##act##_##isa, RL_Q5_1, fmt, isa)                                                             \
+    RL_ROWS(rl_rows_q8_0_##act##_##isa, RL_Q8_0, fmt, isa)                                                             \
+    RL_ROWS(rl_rows_iq4nl_##act##_##isa, RL_IQ4_NL, fmt, isa)                                                          \
+    RL_ROWS(rl_rows_q2k_##act##_##isa, RL_Q2_K, fmt, isa)                                                              \
+    RL_ROWS(rl_rows_q3k_##act##_##isa, RL_Q3_K, fmt, isa)                                                              \
+    RL_ROWS(rl_rows_q4k_##act##_##isa, RL_Q4_K, fmt, isa)                                                              \
+    RL_ROWS(rl_rows_q5k_##act##_##isa, RL_Q5_K, fmt, isa)                                                              \
+    RL_ROWS(rl_rows_q6k_##act##_##isa, RL_Q6_K, fmt, isa)                                                              \
+    RL_ROWS(rl_rows_q8k_##act##_##isa, RL_Q8_K, fmt, isa)                                                              \
+    RL_ROWS(rl_rows_iq4xs_##act##_##isa, RL_IQ4_XS, fmt, isa)
+RL_ARM(
+    RL_ROWS_F32(neon)
+    RL_ROWS_ARM(q8, RL_ACT_Q8, neon)
+    RL_ROWS_ARM(q16, RL_ACT_Q16, neon)
+    RL_ROWS_ARM(q8, RL_ACT_Q8, dotprod)
+)
 // clang-format on
 
 #undef RL_ROWS
@@ -85,5 +106,6 @@ RL_X86(
 #undef RL_ROWS_NIB
 #undef RL_ROWS_NAT
 #undef RL_ROWS_PAIR
+#undef RL_ROWS_ARM
 #undef RL_ROWS_F32
 #undef RL_ROWS_COMMON

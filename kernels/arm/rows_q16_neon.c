@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantized weights times int16 activations, NEON.
+#define RL_ISA neon
+#define RL_BITS 16
+#define RL_DOTPROD 0
+#include "kernels/arm/rows.h"
