@@ -33,6 +33,7 @@ RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_ref, RL_TYPE_NONE, 0, ref, "softmax"
     RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_##isa, RL_TYPE_NONE, 0, isa, "softmax")
 RL_X86(RL_ATTN_ISA(avx2))
 RL_X86(RL_ATTN_ISA(avx512))
+RL_ARM(RL_ATTN_ISA(neon))
 #undef RL_ATTN_ISA
 #undef RL_ATTN_TYPE_TILE
 #undef RL_ATTN_TYPE_REF
