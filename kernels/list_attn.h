@@ -2,8 +2,7 @@
 // Attention over one page; signatures and layouts: kernels/attn.h.
 #include "kernels/attn.h"
 
-#define RL_ATTN(fntype, name, type, act, isa, layout)                                                                  \
-    RL_KERNEL(fntype, RL_FAM_ATTN, name, type, act, isa, 0, 0, layout)
+#define RL_ATTN(fntype, name, type, act, isa, layout) RL_KERNEL(fntype, RL_FAM_ATTN, name, type, act, isa, 0, 0, layout)
 #define RL_ATTN_TYPE_REF(type, t, tile_act)                                                                            \
     RL_ATTN(rl_attn_k_fn, rl_attn_k_##t##_tile_ref, type, tile_act, ref, "k.tile")                                     \
     RL_ATTN(rl_attn_v_fn, rl_attn_v_##t##_tile_ref, type, 0, ref, "v.tile")                                            \

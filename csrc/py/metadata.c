@@ -256,7 +256,8 @@ static PyMethodDef map_methods[] = {
      "get($self, key, default=None)\n--\n\nThe value of a key, or the default where there is none."},
     {"keys", (PyCFunction)map_keys, METH_NOARGS, "keys($self)\n--\n\nThe names, in the order of the file."},
     {"values", (PyCFunction)map_values, METH_NOARGS, "values($self)\n--\n\nThe values, in the order of the file."},
-    {"items", (PyCFunction)map_items, METH_NOARGS, "items($self)\n--\n\nPairs of name and value, in the order of the file."},
+    {"items", (PyCFunction)map_items, METH_NOARGS,
+     "items($self)\n--\n\nPairs of name and value, in the order of the file."},
     {0},
 };
 
