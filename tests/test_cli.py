@@ -266,3 +266,26 @@ def test_more_windows_than_there_are_is_a_warning(command, smollm2, tmp_path):
 
 def test_fetched_name_is_a_model_argument(answer, smollm2):
     assert answer("info", "smollm2", "--json")["file_bytes"] == smollm2.stat().st_size
+
+
+def test_bench_gives_what_scripts_rely_on(answer, smollm2):
+    form = "--threads 2 --prompt 24 --gen 6 --depth 8 --kv f16 --compute int8 --repeats 2 --json"
+    record = answer("bench", smollm2, *form.split())
+    assert len(record["records"]) == 2 and record["schema"] == 1
+    for r in record["records"]:
+        assert r["ceiling_tps"] == pytest.approx(r["read_gbs"] * 1e9 / r["bytes_per_token"])
+        assert r["ceiling_share"] == pytest.approx(r["decode_tps"] / r["ceiling_tps"])
+        assert r["read_gbs"] == max(r["read_gbs_before"], r["read_gbs_after"])
+        assert r["bytes_per_token"] == r["weight_bytes_per_token"] + (8 + 24 + 3.5) * 30 * 3 * 128 * 2
+        assert r["decode_tps"] > 0 and r["ttft_ms"] > 0 and len(r["token_times_s"]) == 6
+        assert r["prefill_tps"] > 0 and r["isa"] and r["threads"] == 2
+        names = {k.name for k in rooflm.kernels()}
+        assert {n for phase in r["kernels"].values() for op in phase.values() for n in op} <= names
+
+
+def test_synthetic_model_runs(answer, tmp_path):
+    shape = "--size custom --width 128 --layers 2 --heads 4 --kv-heads 2 --ffn 256 --vocab 512 --type Q8_0".split()
+    record = answer("synth", tmp_path / "s.gguf", *shape, "--json")
+    assert record["nbytes"] == (tmp_path / "s.gguf").stat().st_size
+    assert answer("info", tmp_path / "s.gguf", "--json")["can_run"] is True
+    assert answer("run", tmp_path / "s.gguf", "-p", "a", "-n", 3, "--json")["n_generated"] <= 3
