@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rooflm.batch import Batch
+    from rooflm.tracing import Trace
 
 DEFAULT_N_CTX = 4096
 
@@ -373,7 +374,13 @@ class Session:
             tokenize_s=time.perf_counter() - start,
         )
 
-    # ---- layer taps ----
+    # ---- traces and layer taps ----
+
+    def trace(self, capacity: int = 100_000) -> Trace:
+        """Context manager: times of every evaluation inside it by layer and operation; see rooflm.tracing.Trace."""
+        from rooflm.tracing import Trace
+
+        return Trace(self, capacity)
 
     def capture(self, *patterns: str) -> Capture:
         """Context manager: arrays of what evaluations inside it computed, by name.
