@@ -43,6 +43,11 @@ RL_X86(RL_MULS(avxvnni))
 RL_X86(RL_UNPACKS(avx512, "u8b128.g32"))
 RL_X86(RL_MULS(avx512))
 RL_X86(RL_MUL(f32, RL_ACT_F32, "f32", avx512))
+RL_ARM(RL_UNPACKS(neon, "u8b128.g32"))
+RL_ARM(RL_MULS(neon))
+RL_ARM(RL_MUL(f32, RL_ACT_F32, "f32", neon))
+RL_ARM(RL_MULS(dotprod))
+RL_ARM(RL_MULS(i8mm))
 
 #undef RL_UNPACK
 #undef RL_MUL

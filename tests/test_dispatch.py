@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import rooflm
+from cpu_features import X86, cpu_has
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = rooflm.kernels(isa=None)
-X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIER_LINE = re.compile(r'^RL_TIER\((\w+),\s*(\w+),\s*"([^"]*)",\s*([^)]*)\)', re.M)
 TIERS = {
     name: (arch, flags.split(), set(re.findall(r"RL_CPU_(\w+)", mask.replace("\n", " "))))
@@ -26,21 +25,6 @@ HERE = {name: row for name, row in TIERS.items() if row[0] == ("x86" if X86 else
 TYPE_NAMES = {"Q2_K": "q2k", "Q3_K": "q3k", "Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k", "Q8_K": "q8k",
               "IQ4_NL": "iq4nl", "IQ4_XS": "iq4xs"}  # fmt: skip
 ACT_NAMES = {"f32": "f32", "int8": "q8", "int16": "q16"}
-
-
-def cpu_has():
-    """Features of this CPU from the system, not from the library."""
-    if X86:
-        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M).group(1).split()
-        return {f.replace("avx512_vnni", "avx512vnni").replace("avx_vnni", "avxvnni") for f in flags}
-    getauxval = ctypes.CDLL(None).getauxval
-    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-    found = {"neon"}
-    if getauxval(16) >> 20 & 1:
-        found.add("dotprod")
-    if getauxval(26) >> 13 & 1:
-        found.add("i8mm")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +97,7 @@ def test_kernel_files(path):
     if arch != ("x86" if X86 else "arm") or not flags:
         return
     base = [f for f in flags if not f.startswith(("-mprefer", "-march"))]
-    cmd = ["cc", "-std=gnu11", "-E", f"-I{ROOT}", f"-I{ROOT}/csrc", str(path)]
+    cmd = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-E", f"-I{ROOT}", f"-I{ROOT}/csrc", str(path)]
     try:
         with_flags = subprocess.run([*cmd, *flags], capture_output=True, text=True)
     except OSError:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from cpu_features import cpu_has
 
 from rooflm import KernelUnavailable, _core
 
@@ -18,30 +18,15 @@ EPS = 2.0**-24
 TINY = 2.0**-120  # silu and gelu may flush results this small to zero
 
 
-def cpu_flags() -> set[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return set(line.split(":", 1)[1].split())
-    return set()
-
-
 def tiers() -> list[str]:
-    flags, found = cpu_flags(), ["ref"]
-    if {"avx2", "fma", "f16c"} <= flags:
+    has, found = cpu_has(), ["ref"]
+    if {"avx2", "fma", "f16c"} <= has:
         found.append("avx2")
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"} <= has:
         found.append("avx512")
-    if "asimd" in flags and _has("rl_vec_add_neon"):
+    if "neon" in has:
         found.append("neon")
     return found
-
-
-def _has(name: str) -> bool:
-    try:
-        _core._vec(name, np.zeros(1, "f4"), np.zeros(1, "f4"), np.zeros(1, "f4"))
-    except KernelUnavailable:
-        return False
-    return True
 
 
 TIERS = tiers()

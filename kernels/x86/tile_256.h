@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the AVX2 and AVX-VNNI tiles share: the vectors that tile_mul.h asks for, in 256 bits.
+// What the AVX2 and AVX-VNNI tiles share: the vectors that kernels/tile_mul_body.h asks for, in 256 bits.
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>

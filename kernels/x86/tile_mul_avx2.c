@@ -99,7 +99,7 @@ static inline __attribute__((always_inline)) void avx2_sum16(__m256i acc[][NR], 
 }
 #undef TOKENS
 
-#include "kernels/x86/tile_mul.h"
+#include "kernels/tile_mul_body.h"
 
 ALL_TILE_MULS(avx2)
 

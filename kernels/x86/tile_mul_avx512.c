@@ -70,7 +70,7 @@ static inline __attribute__((always_inline)) void vnni_sum16(__m512i acc[][NR], 
     }
 }
 
-#include "kernels/x86/tile_mul.h"
+#include "kernels/tile_mul_body.h"
 
 ALL_TILE_MULS(avx512)
 

@@ -48,6 +48,6 @@ static inline __attribute__((always_inline)) void avxvnni_sum16(__m256i acc[][NR
     }
 }
 
-#include "kernels/x86/tile_mul.h"
+#include "kernels/tile_mul_body.h"
 
 ALL_TILE_MULS(avxvnni)

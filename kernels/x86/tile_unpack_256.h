@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The primitives of tile_unpack.h in 256 bits: 8 rows at a time.
+// The primitives of kernels/tile_unpack_body.h in 256 bits: 8 rows at a time.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -6,6 +6,6 @@
 #include "kernels/x86/tile_unpack_256.h"
 
 #define SIGNED_BIAS 0
-#include "kernels/x86/tile_unpack.h"
+#include "kernels/tile_unpack_body.h"
 
 ALL_TILE_UNPACKS(avx2)

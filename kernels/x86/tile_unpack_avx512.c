@@ -50,6 +50,6 @@ static inline __attribute__((always_inline)) lanes lookup16(lanes x) {
     return (lanes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)x);
 }
 
-#include "kernels/x86/tile_unpack.h"
+#include "kernels/tile_unpack_body.h"
 
 ALL_TILE_UNPACKS(avx512)

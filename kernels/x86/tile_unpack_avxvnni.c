@@ -6,7 +6,7 @@
 #include "kernels/x86/tile_unpack_256.h"
 
 #define SIGNED_BIAS 1
-#include "kernels/x86/tile_unpack.h"
+#include "kernels/tile_unpack_body.h"
 
 UNPACK_AS(q4_0, avxvnni)
 UNPACK_AS(q5_0, avxvnni)

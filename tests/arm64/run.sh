@@ -32,7 +32,7 @@ cp -r "$repo/python/rooflm/." "$out/lib/rooflm/"
 find "$out/lib/rooflm" -name '*x86_64*.so' -delete
 [ "${ROOFLM_ARM64_BUILD:-}" != only ] || exit 0
 
-export PYTHONPATH=$out/lib:$dir/site OPENBLAS_NUM_THREADS=1
+export CC PYTHONPATH=$out/lib:$dir/site OPENBLAS_NUM_THREADS=1
 cd "$repo"
 for cpu in $cpus; do
     echo "== $cpu"

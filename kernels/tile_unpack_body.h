@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile unpack for x86, written once in vectors of 32-bit lanes, one row per lane. Four neighbouring dwords of
+// Tile unpack, written once in vectors of 32-bit lanes, one row per lane. Four neighbouring dwords of
 // LANES rows are transposed at a time; from there on a block is decoded as if by scalar code, all rows at
 // once. Not a general header: included once per ISA file, after these are defined:
 //

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile multiply for x86, written once; the including file gives the vector width and the exact integer
+// The tile multiply, written once; the including file gives the vector width and the exact integer
 // sub-sum of its ISA. Not a general header: included once per ISA file, after these are defined:
 //
 //   LANES, NR                  32-bit lanes of a vector, row vectors in a register block
 //   NT32, NT16                 tokens in a register block for groups of 32 and of 16 columns
 //   VI, VF                     integer and float vectors
 //   v_set1i, v_set1f, v_loadf, v_storef, v_cvt, v_mul, v_fma
+//   OFF32(p, b)                optional: 0 where sum8 and sum16 subtract the bias of u8b128 themselves
 //   sum8(acc, w, x, steps, nt, bits), sum16(...): acc[t][r] += the exact sum over `steps` steps of 4 columns
 #include "kernels/tile.h"
 
 #if defined(__FAST_MATH__)
 #error "the tile kernels rely on the order of float operations"
+#endif
+
+#ifndef OFF32
+#define OFF32(p, b) (p)->off[b]
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -53,7 +58,7 @@ INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt
         VF f[NT_MAX][NR];
         const float *s = p->s[b] + t0;
         if (group == 32) {
-            group_sum(i, w, r0, p, t0, nt, 8 * b, 8, wide, biased ? p->off[b] : 0, bits);
+            group_sum(i, w, r0, p, t0, nt, 8 * b, 8, wide, biased ? OFF32(p, b) : 0, bits);
             for (int r = 0; r < NR; r++) {
                 VF d = v_loadf(w->d[b] + r0 + LANES * r);
 #pragma GCC unroll 6
