@@ -34,17 +34,18 @@ typedef enum rl_family {
 // Formats of an activation vector; bits, because one input can be held in several. The later ones are
 // rearranged copies in the order in which kernels meet the values, so that weights need no shuffle.
 typedef enum rl_actfmt {
-    RL_ACT_F32 = 1,    // float32, as given
-    RL_ACT_Q8 = 2,     // int8 per 32 values, float32 scale and float32 scale*sum per 32, integer sums per 16
-    RL_ACT_Q16 = 4,    // int16 (15 bits used) per 256 values, float32 scale per 256, float32 scale*sum per 32
-    RL_ACT_Q8N = 8,    // with Q8: q8n, for blocks of 32 whose 16 bytes hold value i and value 16 + i
-    RL_ACT_Q16N = 16,  // with Q16: q16n, the same blocks seen as 16-bit words
-    RL_ACT_Q16E = 32,  // with Q16: q16e, 32 bytes seen as 16-bit words: even values, then odd ones
-    RL_ACT_Q8T = 64,   // with Q8: panels of 6 tokens for tiles (tile.h)
-    RL_ACT_Q16T = 128, // with Q16: the same
-    RL_ACT_F32T = 256, // with F32: the same
-    RL_ACT_Q8P = 512,  // with Q8: q8p, for 64 bytes that hold 4 groups of 32 in halves
-    RL_ACT_Q16P = 1024 // with Q16: q16p, the same seen as 16-bit words
+    RL_ACT_F32 = 1,     // float32, as given
+    RL_ACT_Q8 = 2,      // int8 per 32 values, float32 scale and float32 scale*sum per 32, integer sums per 16
+    RL_ACT_Q16 = 4,     // int16 (15 bits used) per 256 values, float32 scale per 256, float32 scale*sum per 32
+    RL_ACT_Q8N = 8,     // with Q8: q8n, for blocks of 32 whose 16 bytes hold value i and value 16 + i
+    RL_ACT_Q16N = 16,   // with Q16: q16n, the same blocks seen as 16-bit words
+    RL_ACT_Q16E = 32,   // with Q16: q16e, 32 bytes seen as 16-bit words: even values, then odd ones
+    RL_ACT_Q8T = 64,    // with Q8: panels of 6 tokens for tiles (tile.h)
+    RL_ACT_Q16T = 128,  // with Q16: the same
+    RL_ACT_F32T = 256,  // with F32: the same
+    RL_ACT_Q8P = 512,   // with Q8: q8p, for 64 bytes that hold 4 groups of 32 in halves
+    RL_ACT_Q16P = 1024, // with Q16: q16p, the same seen as 16-bit words
+    RL_ACT_Q16S = 2048  // with Q16: q16s, split into bytes for instructions that multiply only those
 } rl_actfmt;
 
 #define RL_ACT_Q8_MAX 127
@@ -78,6 +79,8 @@ typedef struct rl_act {
     int8_t *q8p;
     // q16p: per 128 values, even values of g0, g2, g1, g3, then their odd values.
     int16_t *q16p;
+    // q16s: per 16 values, 16 bytes of value >> 7, then 16 of value & 127: value = 128 * high + low.
+    int8_t *q16s; // [tok][2 * ld_q]
     // Panels (rl_panel8, rl_panel16: [ceil(cols/256)][ceil(max_tok/6)]; rl_panelf: [ceil(cols/128)][...]).
     void *q8t, *q16t, *f32t;
     // Kernel authors may add further copies here, each with a format bit of its own.

@@ -97,6 +97,7 @@ RL_ARM(
     RL_ROWS_ARM(q8, RL_ACT_Q8, neon)
     RL_ROWS_ARM(q16, RL_ACT_Q16, neon)
     RL_ROWS_ARM(q8, RL_ACT_Q8, dotprod)
+    RL_ROWS_ARM(q16, RL_ACT_Q16 | RL_ACT_Q16S, dotprod)
 )
 // clang-format on
 

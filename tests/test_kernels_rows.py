@@ -13,7 +13,7 @@ from blocks import ALL, BLOCKS, dequantize, random_rows
 from rooflm import _core
 
 Q8, Q16 = 2, 4
-ALL_ROW_FORMATS = 2 + 4 + 8 + 16 + 32 + 512 + 1024
+ALL_ROW_FORMATS = 2 + 4 + 8 + 16 + 32 + 512 + 1024 + 2048
 ROWS = [k for k in rooflm.kernels(isa=None) if k.family == "rows"]
 HERE = [k for k in ROWS if k.available]
 FAST = [k for k in HERE if k.isa != "ref"]
@@ -237,6 +237,8 @@ def test_activations(isa):
         np.testing.assert_array_equal(np.frombuffer(got["q8p"], np.int8).reshape(3, pad), p)
         p = q16.reshape(3, -1, 4, 16, 2)[:, :, order].transpose(0, 1, 4, 2, 3).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16p"], np.int16).reshape(3, pad), p)
+        halves = np.frombuffer(got["q16s"], np.int8).reshape(3, -1, 2, 16).astype(np.int16)
+        np.testing.assert_array_equal((128 * halves[:, :, 0] + halves[:, :, 1]).reshape(3, pad), q16)
         n = q16.reshape(3, -1, 4, 2, 8, 2).transpose(0, 1, 5, 3, 2, 4).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16n"], np.int16).reshape(3, pad), n)
     bad = np.ones((3, 96), np.float32)

@@ -6,7 +6,7 @@
 #include "run/linear_tile.h"
 
 #define ROWS_Q8 (RL_ACT_Q8 | RL_ACT_Q8N | RL_ACT_Q8P)
-#define ROWS_Q16 (RL_ACT_Q16 | RL_ACT_Q16N | RL_ACT_Q16E | RL_ACT_Q16P)
+#define ROWS_Q16 (RL_ACT_Q16 | RL_ACT_Q16N | RL_ACT_Q16E | RL_ACT_Q16P | RL_ACT_Q16S)
 
 typedef struct {
     uint8_t *base; // NULL: only count
@@ -44,6 +44,7 @@ static size_t lay_out(rl_act *a, void *storage) {
     if (a->formats & RL_ACT_Q16N) a->q16n = place(&l, n * a->ld_q * sizeof(int16_t));
     if (a->formats & RL_ACT_Q16E) a->q16e = place(&l, n * a->ld_q * sizeof(int16_t));
     if (a->formats & RL_ACT_Q16P) a->q16p = place(&l, n * a->ld_q * sizeof(int16_t));
+    if (a->formats & RL_ACT_Q16S) a->q16s = place(&l, n * a->ld_q * 2);
     return l.at;
 }
 
@@ -108,6 +109,15 @@ static void copy_q16p(const int16_t *q, int16_t *out, size_t n) {
         }
 }
 
+// Right shifts of negative values keep the sign, with every compiler this builds with.
+static void copy_q16s(const int16_t *q, int8_t *out, size_t n) {
+    for (size_t c = 0; c < n; c += 16, out += 32)
+        for (size_t i = 0; i < 16; i++) {
+            out[i] = (int8_t)(q[c + i] >> 7);
+            out[16 + i] = (int8_t)(q[c + i] & 127);
+        }
+}
+
 static void copy_q16n(const int16_t *q, int16_t *out, size_t n) {
     for (size_t c = 0; c < n; c += 128)
         for (size_t b = 0; b < 4; b++)
@@ -152,6 +162,7 @@ void rl_act_fill(rl_act *a, const rl_dispatch *d, const float *x, size_t ld, siz
             if (a->q16n) copy_q16n(a->q16 + q, a->q16n + q, a->ld_q);
             if (a->q16e) copy_q16e(a->q16 + q, a->q16e + q, a->ld_q);
             if (a->q16p) copy_q16p(a->q16 + q, a->q16p + q, a->ld_q);
+            if (a->q16s) copy_q16s(a->q16 + q, a->q16s + 2 * q, a->ld_q);
         }
         rl_act_packed_put(a, t);
     }

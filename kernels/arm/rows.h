@@ -41,8 +41,12 @@ RL_INLINE act_ptr act_at(const rl_act *a, size_t tok) {
 #if RL_BITS == 8
     return (act_ptr){a->q8 + tok * a->ld_q, a->d8 + tok * a->ld_d, a->s8 + tok * a->ld_d, a->b8 + tok * 2 * a->ld_d};
 #else
-    return (act_ptr){a->q16 + tok * a->ld_q, a->d16 + tok * a->ld_d16, a->s16 + tok * a->ld_d,
-                     a->b16 + tok * 2 * a->ld_d};
+#if RL_DOTPROD // bytes, addressed as the values they make up
+    const rl_x *q = (const rl_x *)(const void *)a->q16s + tok * a->ld_q;
+#else
+    const rl_x *q = a->q16 + tok * a->ld_q;
+#endif
+    return (act_ptr){q, a->d16 + tok * a->ld_d16, a->s16 + tok * a->ld_d, a->b16 + tok * 2 * a->ld_d};
 #endif
 }
 // The activation scales of the 4 groups of 32 that begin at group g (a multiple of 4).
@@ -76,6 +80,20 @@ RL_INLINE int32x4_t dot32(const int8x16_t *w, const rl_x *x, const int small) {
     if (!small) return vpadalq_s16(vpaddlq_s16(p), products(w[1], x + 16));
     int8x16_t v = vld1q_s8(x + 16);
     return vpaddlq_s16(vmlal_high_s8(vmlal_s8(p, vget_low_s8(w[1]), vget_low_s8(v)), w[1], v));
+}
+#elif RL_DOTPROD
+// Every 16 values: their high bytes, then their low ones. Both sums are exact.
+RL_INLINE int32x4_t add_bytes(int32x4_t s, int8x16_t w, const rl_x *x, size_t at) {
+    return vdotq_s32(s, w, vld1q_s8((const int8_t *)(const void *)x + at));
+}
+RL_INLINE int32x4_t dot16(int8x16_t w, const rl_x *x) {
+    int32x4_t high = add_bytes(vdupq_n_s32(0), w, x, 0);
+    return add_bytes(vshlq_n_s32(high, 7), w, x, 16);
+}
+RL_INLINE int32x4_t dot32(const int8x16_t *w, const rl_x *x, const int small) {
+    (void)small;
+    int32x4_t high = add_bytes(add_bytes(vdupq_n_s32(0), w[0], x, 0), w[1], x, 32);
+    return add_bytes(add_bytes(vshlq_n_s32(high, 7), w[0], x, 16), w[1], x, 48);
 }
 #else
 RL_INLINE int32x4_t add_products(int32x4_t s, int8x16_t w, const rl_x *x) {
