@@ -4,7 +4,7 @@
 # cortex-a53 (NEON), cortex-a76 (dotprod), max without SVE (i8mm). A kernel on a CPU that lacks its instructions dies
 # with SIGILL, so wrong dispatch shows.
 #
-#   ROOFLM_ARM64=DIRECTORY tests/arm64/run.sh [pytest arguments]
+#   ROOFLM_ARM64=DIRECTORY tests/arm64/run.sh [pytest arguments; default: kernels, attention, SmolLM2 on each tier]
 #   ROOFLM_ARM64_CPUS="cortex-a53 cortex-a76"   which CPUs
 #   CC=aarch64-linux-gnu-gcc                    or "clang --target=aarch64-linux-gnu"
 #   ROOFLM_ARM64_BUILD=only                     build and stop
@@ -34,7 +34,9 @@ find "$out/lib/rooflm" -name '*x86_64*.so' -delete
 
 export CC PYTHONPATH=$out/lib:$dir/site OPENBLAS_NUM_THREADS=1
 cd "$repo"
+[ $# -gt 0 ] || set -- tests/arm64 tests/test_dispatch.py tests/test_vec.py tests/test_dequant.py tests/test_kernels_rows.py \
+    tests/test_kernels_tile.py tests/test_attention.py
 for cpu in $cpus; do
     echo "== $cpu"
-    QEMU_CPU=$cpu "$python" -m pytest -q -p no:cacheprovider "$@"
+    QEMU_CPU=$cpu "$python" -m pytest -q -p no:cacheprovider --deselect tests/test_package.py::test_import_is_fast "$@"
 done
