@@ -375,24 +375,17 @@ def test_refused_mmap_falls_back_with_one_warning(tmp_path, monkeypatch):
 
 
 def test_opening_a_large_file_reads_its_header_only(tmp_path):
-    """1 GB (sparse), under 20 ms; the weight pages stay out of memory."""
+    """1 GB (sparse); the weight pages stay out of memory. bench/start.py has the time."""
     raw = Raw()
     for i in range(8):
         raw.tensor(f"t{i}", (1 << 25,), offset=i << 27)
     path = write(tmp_path / "big.gguf", raw.build())
     os.truncate(path, (1 << 30) + 4096)
-    times = []
-    for _ in range(5):
-        t0 = time.perf_counter()
-        g = rooflm.GGUF(path, load="mmap")
-        times.append(time.perf_counter() - t0)
-        assert len(g.tensors) == 8 and g.nbytes > 1 << 30
-        assert g.tensors["t7"].raw.shape == (1 << 27,)
-        del g
-    assert min(times) < 0.02
+    rooflm.GGUF(path, load="mmap")  # what Python itself touches for the first time
     before = resource.getrusage(resource.RUSAGE_SELF)
-    g = rooflm.GGUF(path)
-    assert len(g.tensors) == 8
+    g = rooflm.GGUF(path, load="mmap")
+    assert len(g.tensors) == 8 and g.nbytes > 1 << 30
+    assert g.tensors["t7"].raw.shape == (1 << 27,)
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt < 200
 
@@ -402,15 +395,10 @@ def test_a_large_vocabulary_costs_nothing_until_asked(tmp_path):
     path = write(
         tmp_path / "v.gguf", Raw().key("tokenizer.ggml.tokens", maker.ARRAY, array(maker.STRING, tokens)).build()
     )
-    t = min(timed(lambda: rooflm.GGUF(path)) for _ in range(5))
-    assert t < 0.02
-    assert rooflm.GGUF(path).metadata["tokenizer.ggml.tokens"][-1] == "token262143"
-
-
-def timed(f):
-    t0 = time.perf_counter()
-    f()
-    return time.perf_counter() - t0
+    blocks = sys.getallocatedblocks()
+    g = rooflm.GGUF(path)
+    assert sys.getallocatedblocks() - blocks < 1000  # no object per token
+    assert g.metadata["tokenizer.ggml.tokens"][-1] == "token262143"
 
 
 # --- life ----------------------------------------------------------------------------------------------------
@@ -482,28 +470,32 @@ def test_arrays_of_the_file_cannot_be_written(tmp_path):
 
 
 def test_dequantize_runs_beside_python_threads(tmp_path):
-    """The GIL is released: another thread gets on while a large tensor is taken apart."""
+    """The GIL is released: another thread gets on while a large tensor is taken apart. With the GIL held it could at
+    most step in before and after the call."""
     raw = Raw().tensor("t", (4096, 4096), 12, data=bytes(4096 * 16 * 144))
     t = rooflm.GGUF(write(tmp_path / "a.gguf", raw.build())).tensors["t"]
-    ticks, stop = [], threading.Event()
+    ticks, stop = [0], threading.Event()
 
     def spin():
         while not stop.is_set():
-            ticks.append(time.perf_counter())
+            ticks[0] += 1
             time.sleep(0.0005)
 
     thread = threading.Thread(target=spin)
     thread.start()
     try:
         out = np.zeros((4096, 4096), np.float32)
-        start = time.perf_counter()
-        for _ in range(3):
+        most = 0
+        for _ in range(100):  # on a busy machine the thread may have no CPU during one call
+            before = ticks[0]
             t.dequantize(out=out, threads=1)
-        end = time.perf_counter()
+            most = max(most, ticks[0] - before)
+            if most > 5:
+                break
     finally:
         stop.set()
         thread.join()
-    assert sum(start < tick < end for tick in ticks) > 6
+    assert most > 5
 
 
 def test_reading_the_same_file_from_many_threads(tmp_path):

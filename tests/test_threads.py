@@ -121,19 +121,18 @@ def test_thread_sanitizer_would_notice(tmp_path):
     assert r.returncode == 66 and "data race" in r.stderr
 
 
-def rate(driver: Path, threads: int, seconds: float = 0.25) -> float:
-    return float(run(str(driver), "bench", str(threads), str(seconds)).stdout)
-
-
-def test_more_threads_than_cpus_do_not_collapse(driver):
-    """Pure spinning is hundreds of times slower here. The bound is loose, since this runs on loaded machines;
-    bench/threads.py measures the real figure."""
-    n = len(os.sched_getaffinity(0))
-    shares = []
-    for _ in range(3):
-        full, crowded = rate(driver, n), rate(driver, 2 * n + 1)
-        shares.append(crowded / full)
-    assert max(shares) > 0.25, shares
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_more_threads_than_cpus_give_way(driver, threads):
+    """On one CPU a thread that waits at a barrier keeps the others from arriving: it has to yield, not spin until its
+    time slice is over, which is hundreds of times slower. bench/threads.py measures what that is worth."""
+    cpu = min(os.sched_getaffinity(0))
+    barriers = 500
+    r = run(
+        str(driver), "yields", str(threads), str(barriers), preexec_fn=lambda: os.sched_setaffinity(0, {cpu})
+    )
+    assert r.returncode == 0, r.stderr
+    # All but the last to arrive wait; some may lose their time slice while they still spin.
+    assert int(r.stdout) > barriers * (threads - 1) // 2
 
 
 def test_python_threads_queue_up():
@@ -191,10 +190,9 @@ except KeyboardInterrupt:
     p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert p.stdout is not None and p.stdout.readline() == "ready\n"
     time.sleep(0.3)
-    t0 = time.monotonic()
     p.send_signal(signal.SIGINT)
     out, _ = p.communicate(timeout=60)
-    assert out == "stopped 0\n" and time.monotonic() - t0 < 10
+    assert out == "stopped 0\n"  # else it would work for an hour
 
 
 def test_workers_leave_signals_to_the_program():

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
+from bounded import run_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocab_files import KEPT, SPACE, cases, kept, small_bpe, small_spm, tokenizer
@@ -324,33 +324,25 @@ def test_arguments(bpe):
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "llama-spm"])
-@pytest.mark.parametrize(
-    "unit",
-    ["a", " ", "\n", "\u00e9", "7", "'", "A", "\u0301", "\u4e2d", " a", "ab\n", "\U0001f999", "<", "\u2581"],
-)
-def test_time_is_linear(name, unit):
-    """A text of one repeated character is one word: 16 times as much may take no more than a factor of log n above."""
-    tok = tokenizer(kept(name))
-
-    def seconds(n):
-        text = unit * (n // len(unit.encode()))
-        best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            tok.encode(text)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    small, large = seconds(8_000), seconds(128_000)
-    assert large < max(16 * small * 6, 0.02), (small, large)  # quadratic would be 256 times
+def test_time_is_not_quadratic(name):
+    """A text of one repeated character is one word, here of half a megabyte."""
+    run_steps(
+        """
+from vocab_files import kept, tokenizer
+tok = tokenizer(kept(sys.argv[1]))
+units = ["a", " ", "\\n", "\\u00e9", "7", "'", "A", "\\u0301", "\\u4e2d", " a", "ab\\n", "\\U0001f999", "<", "\\u2581"]
+for unit in units:
+    step(ascii(unit))
+    assert len(tok.encode(unit * (500_000 // len(unit.encode())))) > 1000
+""",
+        name,
+    )
 
 
 def test_one_megabyte(smollm2, gemma3):
     for path in (smollm2, gemma3):
         tok = tokenizer(path)
-        start = time.perf_counter()
         ids = tok.encode("a" * 1_000_000)
-        assert time.perf_counter() - start < 10
         assert tok.decode(ids) == "a" * 1_000_000
 
 
