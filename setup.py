@@ -46,7 +46,8 @@ class BuildExt(build_ext):
         import subprocess
 
         # With all its flags: --target of clang is one of them.
-        out = subprocess.run([*self.compiler.compiler_so, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True).stdout
+        cmd = [*self.compiler.compiler_so, "-dM", "-E", "-x", "c", os.devnull]
+        out = subprocess.run(cmd, capture_output=True, text=True).stdout
         little = "__ORDER_BIG_ENDIAN__" in out and "#define __BYTE_ORDER__ __ORDER_LITTLE_ENDIAN__" in out
         if "#define __x86_64__ 1" in out and "#define __ILP32__" not in out:
             return "x86"

@@ -3,7 +3,8 @@
 
     python bench/start.py [--json FILE]        fetches both models
 
-Best of several rounds, since everything else is what the neighbours did. Goals: import 150 ms, a file opened in 20 ms, an English line of 128 bytes cut in 10 us, and growth in proportion on a text that is one word.
+Best of several rounds, since everything else is what the neighbours did. Goals: import 150 ms, a file opened
+in 20 ms, an English line of 128 bytes cut in 10 us, and growth in proportion on a text that is one word.
 """
 
 from __future__ import annotations
