@@ -304,6 +304,7 @@ def test_bad_arguments_name_sizes():
         attention(random((400, 1, 64)), windowed)
 
 
+@pytest.mark.best_tier
 def test_every_kernel_ran():
     """Each entry that this CPU can run is run here, by name, and compared; one that is not is a failure."""
     names = {row[0] for row in _kernel_table() if row[1] == "attn"}

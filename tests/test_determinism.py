@@ -108,8 +108,9 @@ def check_batch_splits(model, name, n, compute, kv):
     with np.load(REAL / f"{name.split(':')[1]}.npz") as z:
         tokens = z["windows"][1][:n]
     whole = run(model, tokens, compute=compute, kv=kv, n_batch=512)
-    # two splits are two draws of the same noise: at most twice what it costs against the exact path (mean KL 0.003)
-    bound = 2e-5 if compute == "int16" else 6e-3
+    # Two splits are two draws of the same noise: at most twice what it costs against the exact path, which is a mean KL
+    # of 1e-5 with int16, 0.003 with int8, and 0.0003 for the 8-bit cache.
+    bound = 2 * ((1e-5 if compute == "int16" else 3e-3) + (3e-4 if kv == "q8_0" else 0))
     for n_batch in (1, 8, 64):
         got = run(model, tokens, compute=compute, kv=kv, n_batch=n_batch)
         assert kl(whole, got).mean() < bound, f"n_batch={n_batch}: {kl(whole, got).mean():.1e}"
@@ -161,7 +162,7 @@ def test_prefill_splits_of_gemma3_from_the_beginning(loaded, step):
             part = s.eval(tokens[i : i + step], logits="all" if i + step > 500 else "none")
             if part is not None:
                 got.append(part)
-    assert relative(np.concatenate(got)[-60:], whole).max() < 5e-3
+    assert relative(np.concatenate(got)[-60:], whole).max() < 1e-2
 
 
 def test_the_exact_path_of_tiny_models_across_the_window(loaded):

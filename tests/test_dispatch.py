@@ -40,6 +40,7 @@ def test_tables_were_read():
     assert all(features for _, _, features in TIERS.values())
 
 
+@pytest.mark.best_tier
 def test_available_is_what_the_cpu_has(no_env):
     """A capable CPU that would run no entry of a tier is a failure: tests walk the available entries."""
     has = cpu_has()

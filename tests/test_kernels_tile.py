@@ -290,6 +290,7 @@ def test_names_and_fields_agree():
     assert {k.type for k in UNPACK if k.isa == "ref"} == set(BLOCKS)
 
 
+@pytest.mark.best_tier
 def test_every_kernel_of_this_cpu_ran():
     """What the system promises, asked apart from the library: a capable CPU that ran no entry is a failure."""
     has, isas = cpu_has(), {k.isa for k in FAST_MUL}

@@ -35,7 +35,7 @@ size_t rl_attention_kernels(const rl_kv *kv, const rl_dispatch *d, size_t n_tok,
                             const rl_kernel *out[RL_ATTENTION_KERNELS]);
 
 /// Called by every thread of the team with the same arguments. Has barriers inside: false when asked to stop.
-/// The caller meets at a barrier before it reads `out`.
+/// The caller meets at a barrier before it reads `out` or calls it again with the same scratch.
 bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a);
 
 #endif

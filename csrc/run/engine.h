@@ -82,7 +82,7 @@ typedef struct rl_step {
     void *poll_arg;
 } rl_step;
 
-#define RL_HEAD_BLOCK 32
+#define RL_HEAD_BLOCK 16 // of a large vocabulary (262,144) 16 MB
 
 typedef struct rl_engine rl_engine;
 

@@ -206,6 +206,8 @@ static bool attend(rl_pass *p, size_t layer) {
     const rl_hparams *hp = &e->model->hp;
     for (size_t g = 0; g < p->step->n_segments; g++) {
         const rl_segment *seg = &p->step->segments[g];
+        // The scratch is laid out by the number of tokens: nobody may still work on the segment before.
+        if (g && !rl_pass_barrier(p)) return false;
         rl_attention_args a = {.kv = seg->kv,
                                .d = &e->opts.dispatch,
                                .layer = layer,
@@ -349,7 +351,8 @@ static void head(rl_pass *p) {
     const rl_step *s = p->step;
     size_t vocab = p->e->model->hp.n_vocab;
     if (!final_norm_tap(p)) return;
-    if (s->n_out && !rl_pass_shared_barrier(p)) return; // rows of others are read below
+    // Rows of others are read below; and in lanes, too, others may still read the `proj` that is written there.
+    if (s->n_out && !rl_pass_barrier(p)) return;
     for (size_t r0 = 0; r0 < s->n_out; r0 += RL_HEAD_BLOCK) {
         size_t r1 = r0 + RL_HEAD_BLOCK < s->n_out ? r0 + RL_HEAD_BLOCK : s->n_out;
         float *logits = s->logits ? s->logits + r0 * vocab : s->consume_block;
