@@ -22,7 +22,7 @@
 
 #include "kernels/x86/unpack256.h"
 
-#define RL_PREFETCH_AHEAD 1536 // the hardware prefetcher stops at the end of a 4 KB page
+#define RL_PREFETCH_AHEAD 3072 // the hardware prefetcher stops at the end of a 4 KB page
 
 #define RL_CAT_(a, b, c, d) a##b##c##d
 #define RL_CAT(a, b, c, d) RL_CAT_(a, b, c, d)
