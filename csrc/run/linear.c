@@ -23,8 +23,9 @@ static rl_status check_mat(const rl_mat *w, rl_err *err) {
     return RL_OK;
 }
 
-// Auto multiplies single tokens in int16, which is exact for all practical purposes and hides behind the memory
-// wherever a SIMD kernel exists; without one it takes the cheaper int8.
+// Auto multiplies a single token in int16, which is exact for all practical purposes and hides behind the memory
+// wherever a SIMD kernel exists; without one it takes the cheaper int8, and so it does for several tokens, which wait
+// for arithmetic.
 static const rl_kernel *auto_rows(const rl_dispatch *d, rl_type type) {
     const rl_kernel *k = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q16, NULL);
     const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q8, NULL);
@@ -45,7 +46,7 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
             return rl_fail(err, RL_ERR_KERNEL, "kernel %s does not multiply rows of %s", k->name,
                            rl_dtype_of(w->type)->name);
         // A kernel asked for by name runs for every number of tokens.
-        lin->rows = k;
+        lin->rows = lin->rows_many = k;
         if (k->act & RL_ACT_F32)
             lin->compute = RL_COMPUTE_F32;
         else
@@ -62,6 +63,11 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
     else
         lin->rows = auto_rows(d, w->type);
     if (!lin->rows) return rl_fail(err, RL_ERR_KERNEL, "no kernel multiplies rows of %s", rl_dtype_of(w->type)->name);
+    lin->rows_many = lin->rows;
+    if (!floats && opts->compute == RL_COMPUTE_AUTO && !opts->head) {
+        const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q8, NULL);
+        if (k8) lin->rows_many = k8;
+    }
     rl_linear_tile_plan(lin, d, opts->head);
     if (!opts->blas) return RL_OK;
     if (opts->compute != RL_COMPUTE_F32)
@@ -82,14 +88,18 @@ static bool takes_tile(const rl_linear *lin, size_t n_tok) {
     return !takes_blas(lin, n_tok) && lin->mul && n_tok >= lin->tile_from;
 }
 
+static const rl_kernel *rows_of(const rl_linear *lin, size_t n_tok) {
+    return n_tok > 1 ? lin->rows_many : lin->rows;
+}
+
 unsigned rl_linear_formats(const rl_linear *lin, size_t n_tok) {
     if (takes_blas(lin, n_tok)) return RL_ACT_F32;
-    return takes_tile(lin, n_tok) ? rl_linear_tile_formats(lin) : lin->rows->act;
+    return takes_tile(lin, n_tok) ? rl_linear_tile_formats(lin) : rows_of(lin, n_tok)->act;
 }
 
 const rl_kernel *rl_linear_kernel(const rl_linear *lin, size_t n_tok) {
     if (takes_blas(lin, n_tok)) return rl_blas_kernel(lin->blas);
-    return takes_tile(lin, n_tok) ? lin->mul : lin->rows;
+    return takes_tile(lin, n_tok) ? lin->mul : rows_of(lin, n_tok);
 }
 
 size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok) {
@@ -112,7 +122,7 @@ static size_t n_units(const rl_mat *w) {
 
 static void multiply_rows(const rl_linear_call *c, size_t r0, size_t r1) {
     const rl_mat *w = &c->lin->w;
-    rl_rows_fn fn = (rl_rows_fn)c->lin->rows->fn;
+    rl_rows_fn fn = (rl_rows_fn)rows_of(c->lin, c->n_tok)->fn;
     size_t step = c->n_tok > RL_ROWS_MAX_TOK ? UNIT_ROWS : r1 - r0; // many tokens: keep these rows in the cache
     for (size_t r = r0; r < r1; r += step)
         for (size_t t = 0; t < c->n_tok; t += RL_ROWS_MAX_TOK) {

@@ -23,8 +23,9 @@ typedef struct rl_blas rl_blas; // run/blas.h
 typedef struct rl_linear {
     rl_mat w;
     rl_compute compute;
-    const rl_kernel *rows;   // for few tokens
-    const rl_kernel *unpack; // for prompts; NULL: rows are used in groups of RL_ROWS_MAX_TOK
+    const rl_kernel *rows;      // for one token
+    const rl_kernel *rows_many; // for few tokens
+    const rl_kernel *unpack;    // for prompts; NULL: rows are used in groups of RL_ROWS_MAX_TOK
     const rl_kernel *mul;
     size_t tile_from;    // least number of tokens for which the tile is used
     const rl_blas *blas; // NULL, or the library that multiplies prompts instead of the tile; unpack dequantizes

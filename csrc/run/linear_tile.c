@@ -14,9 +14,9 @@
 #define TOKENS_AT_ONCE (64 * RL_PANEL)  // the most of a cut
 #define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
 #define ACT_BYTES (608 << 10)           // of activations in use at a time
-// Tokens from which a tile is faster than rows, weights in the second-level cache (bench/kernels.py): 4 to 6 where
-// the tile is unpacked to bytes, 9 where it is dequantized.
-#define TILE_FROM 6
+// Tokens from which a tile is faster than rows with whole models, where weights come from memory: they meet at about 12
+// on AVX-512 and between 9 and 16 on AVX2 (kernels alone, with weights in a cache, meet earlier).
+#define TILE_FROM 12
 #define FTILE_FROM 9
 
 static bool is_float(rl_type t) {
