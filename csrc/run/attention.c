@@ -40,6 +40,9 @@ static void resolve(rl_attn_plan *p, const rl_kv *kv, const rl_dispatch *d) {
     p->vload = (rl_attn_load_fn)all[4]->fn;
     p->mulk = (rl_attn_mul_k_fn)all[5]->fn;
     p->mulv = (rl_attn_mul_v_fn)all[6]->fn;
+    rl_vec vec;
+    rl_vec_init(&vec, d);
+    p->softcap = vec.softcap;
     p->q_act = all[0]->act;
 }
 

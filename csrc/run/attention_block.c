@@ -53,10 +53,6 @@ void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl
     local->have_block = block;
 }
 
-static void cap_scores(float *s, size_t n, float cap) {
-    for (size_t i = 0; i < n; i++) s[i] = cap * tanhf(s[i] / cap);
-}
-
 // Everything outside lo..hi (positions of this page) becomes -inf.
 static void mask_row(float *s, size_t base, size_t lo, size_t hi) {
     size_t a = lo > base ? lo - base : 0, b = hi > base ? hi - base : 0;
@@ -121,7 +117,7 @@ void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, cons
     rl_attn_range(a, t1 - 1, &lo1, &hi1);
     size_t n_tok = hi1 > base + RL_PAGE_TOKENS ? RL_PAGE_TOKENS : hi1 > base ? hi1 - base : 0;
     score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows, n_tok);
-    if (a->softcap > 0.0f) cap_scores(local->s, rows * RL_PAGE_TOKENS, a->softcap);
+    if (a->softcap > 0.0f) p->softcap(local->s, a->softcap, local->s, rows * RL_PAGE_TOKENS);
     if (base >= lo1 && base + RL_PAGE_TOKENS <= hi0) return;
     for (size_t r = 0; r < rows; r++) {
         size_t lo, hi;

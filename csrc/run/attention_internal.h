@@ -23,6 +23,7 @@ typedef struct rl_attn_plan {
     rl_attn_mul_k_fn mulk;
     rl_attn_mul_v_fn mulv;
     rl_attn_softmax_fn softmax;
+    void (*softcap)(const float *x, float cap, float *out, size_t n);
     unsigned q_act;                                 // what k reads
     const rl_kernel *kernels[RL_ATTENTION_KERNELS]; // k, v, softmax, then kload, vload, mulk, mulv
 } rl_attn_plan;
