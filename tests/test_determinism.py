@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_files import NAMES, golden
-from test_architectures import EXPERTS, NOT_YET, arch_of
+from test_architectures import EXPERTS
 from test_real_models import kl
 
 import rooflm
 
 REAL = Path(__file__).parent / "golden" / "real"
-TINY = [n for n in NAMES if arch_of(n) not in NOT_YET]
 COMPUTE = ["f32", "int16", "int8", "auto"]
 
 
@@ -59,7 +58,7 @@ def clear_argmax_agrees(a, b, margin):
 
 
 @pytest.mark.parametrize("compute", COMPUTE)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_threads_do_not_change_a_bit(loaded, name, compute):
     tokens = golden(name).tokens
     one = run(loaded(name), tokens, n_threads=1, compute=compute, kv="f32")
@@ -92,7 +91,7 @@ BOUND = {"f32": 1e-5, "int16": 1e-3, "int8": 3e-2, "auto": 3e-2}
 
 
 @pytest.mark.parametrize("compute", COMPUTE)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_batch_splits_on_tiny_models(loaded, name, compute):
     tokens = golden(name).tokens
     whole = run(loaded(name), tokens, compute=compute, kv="f32")
