@@ -96,7 +96,7 @@ def drop(*parts):
 
 
 CHANGED = {
-    "llama-rope-freqs": dict(tensor=drop("rope_freqs")),
+    "llama-rope-freqs": dict(tensor=drop("rope_freqs")),  # R9, as is the tied output
     "llama-linear": dict(keys={"llama.rope.scaling.factor": 1.0}),
     "llama-yarn": dict(keys={"llama.rope.scaling.type": "linear"}),
     "llama-tied-bias": dict(tensor=zero_biases),

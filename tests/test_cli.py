@@ -103,13 +103,30 @@ def test_bad_files_are_one_line_and_exit_code_1(tmp_path, command, name, what):
     extra = {"run": ["-p", "x"], "tokenize": ["-p", "x"], "ppl": ["--text", __file__]}.get(name, [])
     code, out, err = command(name, path, *extra)
     assert code == 1, err
-    assert err.startswith("rooflm: ") and err.count("\n") == 1 and str(path) in err
+    assert err.startswith("rooflm: ") and err.count("\n") == 1 and str(path) in err and "Errno" not in err
     assert out == ""
 
 
 def test_unknown_model_name_says_what_there_is(command):
     code, _, err = command("info", "nosuchmodel")
     assert code == 1 and "smollm2" in err and "rooflm fetch nosuchmodel" in err
+
+
+def test_arguments_that_are_not_utf8(command, smollm2):
+    code, out, err = command("tokenize", smollm2, "-p", "caf\udce9")
+    assert code == 1 and out == "" and err == "rooflm: the text of -p is not UTF-8: character 3\n"
+
+
+def test_huge_numbers_are_errors_of_one_line(command, smollm2):
+    code, _, err = command("run", smollm2, "-p", "x", "--ctx", 10**24)
+    assert code == 1 and err.startswith("rooflm: n_ctx=1000000000000000000000000 ") and err.count("\n") == 1
+
+
+def test_a_full_context_is_said(command, smollm2):
+    code, out, err = command("run", smollm2, "-p", "x", "--ctx", 4, "-n", 20)
+    assert code == 0 and out and "context of 4 positions is full" in err
+    code, out, err = command("run", smollm2, "-p", "x", "--ctx", 4, "-n", 2)
+    assert code == 0 and err == ""
 
 
 def test_abbreviated_options_are_refused():
@@ -159,6 +176,7 @@ def test_info(command, answer, smollm2):
     assert 4.5 < record["bits_per_weight"] < 6.5
     code, out, _ = command("info", smollm2)
     assert code == 0 and "Q4_1" in out and "can run           yes" in out
+    assert "n_head_kv        3 in all 30 layers" in out
 
 
 def test_tokenize(command, answer, smollm2, tmp_path):

@@ -207,6 +207,14 @@ def test_paths_are_paths(index, tmp_path):
         fetching.resolve_model("nosuch")
 
 
+def test_cache_that_cannot_be_written_says_what_to_do(index, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("ROOFLM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(rooflm.FetchError, match="Not a directory.*set ROOFLM_CACHE") as e:
+        rooflm.fetch("some-model==1.0")
+    assert e.value.reason == "cache"
+
+
 def test_cache_directory_by_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("ROOFLM_CACHE", str(tmp_path / "a"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))

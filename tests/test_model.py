@@ -162,6 +162,29 @@ def test_save_and_load(model, tmp_path):
         np.testing.assert_array_equal(s.eval([3]), want)
 
 
+def test_saved_after_a_generation_goes_on_from_its_whole_text(model, tmp_path):
+    with session(model) as s, session(model) as other:
+        s.generate(TOKENS, max_tokens=2, sampler=Always(5, 5)).run()
+        s.save(tmp_path / "s")
+        other.load(tmp_path / "s")
+        assert other.tokens.tolist() == [*TOKENS.tolist(), 5, 5]
+        assert other.generate([7], max_tokens=3).ids == s.generate([7], max_tokens=3).ids
+
+
+def test_errors_of_saved_files_name_them(model, tmp_path):
+    path = tmp_path / "damaged"
+    path.write_bytes(b"RL")
+    with session(model) as s:
+        with pytest.raises(rooflm.FormatError, match="damaged"):
+            s.load(path)
+        assert np.isfinite(s.eval(TOKENS)).all()
+
+
+def test_a_sampler_that_is_none_is_refused_before_anything_runs(model):
+    with session(model) as s, pytest.raises(TypeError, match="sampler must be .* not str"):
+        s.generate(TOKENS, sampler="greedy")
+
+
 def test_empty_prompt_and_negative_count_are_errors(model):
     with session(model) as s:
         with pytest.raises(ValueError, match="prompt is empty"):
@@ -201,6 +224,30 @@ def test_logprobs_are_those_of_the_logits(model):
 def test_unknown_session_option_suggests_one(model, wrong, right):
     with pytest.raises(TypeError, match=f"did you mean '{right}'"):
         model.session(**wrong)
+
+
+@pytest.mark.parametrize(
+    "call, right",
+    [
+        (lambda: rooflm.GGUF("x", loads="mmap"), "load"),
+        (lambda: rooflm.KVCache(n_heads_kv=1, head_dim=64, n_ctx=8), "n_head_kv"),
+        (lambda: rooflm.attention(None, None, scales=1.0), "scale"),
+        (lambda: rooflm.linear(None, None, computes="f32"), "compute"),
+        (lambda: rooflm.kernels(issa="ref"), "isa"),
+        (lambda: rooflm.fetch("x", progres=False), "progress"),
+        (lambda: rooflm.synth("x", sizes="1b"), "size"),
+    ],
+)
+def test_unknown_keywords_of_all_public_names_suggest_one(call, right):
+    with pytest.raises(TypeError, match=f"did you mean '{right}'"):
+        call()
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1 << 31, 1 << 70])
+@pytest.mark.parametrize("name", ["n_ctx", "n_batch"])
+def test_sizes_out_of_range_are_named(model, name, value):
+    with pytest.raises(ValueError, match=f"{name}={value} is not from 1 to"):
+        model.session(**{name: value})
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,16 @@ def test_documentation_points_to_files_that_exist():
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/loading.md", "docs/session.md", "docs/tokenizers.md"])
+def test_examples_of_the_documentation_run_as_written(page, smollm2):
+    """Pasted one after the other, as a reader would."""
+    examples = re.findall(r"^```python\n(.+?)^```", (ROOT / page).read_text(), re.M | re.S)
+    assert examples
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(compile(example, page, "exec"), names)
+
+
 def test_readme_names_the_test_command():
     """.ci/run takes its test command from the README, so that the two cannot differ."""
     readme = (ROOT / "README.md").read_text()

@@ -71,6 +71,7 @@ static PyObject *attention(PyObject *module, PyObject *args, PyObject *kw) {
     Py_ssize_t layer = 0;
     int causal = 1, threads = 1, return_weights = 0;
     PyObject *isa = Py_None, *kernels = Py_None;
+    if (rl_py_check_keywords(kw, "attention", names) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "OO|$nOOOpOipOO:attention", names, &q_obj, &kv_obj, &layer, &scale,
                                      &window, &softcap, &causal, &sinks_obj, &threads, &return_weights, &isa, &kernels))
         return NULL;

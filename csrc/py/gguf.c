@@ -41,6 +41,7 @@ static PyObject *gguf_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
     static char *names[] = {"path", "load", NULL};
     PyObject *bytes = NULL;
     const char *how = "auto";
+    if (rl_py_check_keywords(kwds, "GGUF", names) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwds, "O&|$s:GGUF", names, PyUnicode_FSConverter, &bytes, &how)) return NULL;
     rl_state *st = rl_state_of_type(type);
     rl_load load;

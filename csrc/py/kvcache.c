@@ -131,6 +131,7 @@ static PyObject *kvcache_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
     Py_ssize_t n_layer = 1, n_head_kv = 0, n_ctx = 0, slack = 512;
     PyObject *head_dim = Py_None, *dim_k = Py_None, *dim_v = Py_None, *window = Py_None, *rotate = Py_None;
     const char *kv_text = "f16", *layout = "tile";
+    if (rl_py_check_keywords(kw, "KVCache", names) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "|n$nOOOnssOOn:KVCache", names, &n_layer, &n_head_kv, &head_dim, &dim_k,
                                      &dim_v, &n_ctx, &kv_text, &layout, &window, &rotate, &slack))
         return NULL;

@@ -210,6 +210,11 @@ static PyObject *transfer(py_session *self, PyObject *path, bool save) {
         s = save ? rl_session_save(self->s, write_file, f, &err) : rl_session_load(self->s, read_file, f, &err);
     if (f && fclose(f) && s == RL_OK) s = rl_fail(&err, RL_ERR_IO, "cannot write '%s'", PyBytes_AS_STRING(bytes));
     Py_END_ALLOW_THREADS rl_py_session_leave(self);
+    if (s == RL_ERR_FORMAT) { // a reader knows no names
+        char what[sizeof err.msg];
+        memcpy(what, err.msg, sizeof what);
+        snprintf(err.msg, sizeof err.msg, "%.200s: %.300s", PyBytes_AS_STRING(bytes), what);
+    }
     Py_DECREF(bytes);
     if (s != RL_OK) return rl_raise(st, &err);
     Py_RETURN_NONE;

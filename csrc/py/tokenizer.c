@@ -270,6 +270,7 @@ static PyObject *tokenizer_decode_bytes(py_tokenizer *self, PyObject *args, PyOb
 static PyObject *tokenizer_decoder(py_tokenizer *self, PyObject *args, PyObject *kwds) {
     static char *names[] = {"skip_special", "continues", NULL};
     int skip = 0, continues = 0;
+    if (rl_py_check_keywords(kwds, "decoder", names) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwds, "|$pp:decoder", names, &skip, &continues)) return NULL;
     rl_state *st = rl_state_of_type(Py_TYPE(self));
     py_decoder *d = (py_decoder *)st->DecoderType->tp_alloc(st->DecoderType, 0);

@@ -177,8 +177,8 @@ static rl_status allocate(rl_engine *e, rl_err *err) {
     lay_out(e, &count);
     void *p = NULL;
     if (count.overflow || posix_memalign(&p, 4096, count.used))
-        return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu bytes of scratch (n_batch %zu, n_threads %d)", count.used,
-                       e->opts.n_batch, e->opts.n_threads);
+        return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu bytes of scratch (n_ctx %zu, n_batch %zu, n_threads %d)",
+                       count.used, e->opts.n_ctx, e->opts.n_batch, e->opts.n_threads);
     e->block = p;
     e->block_bytes = count.used;
     layout place = {.base = p};

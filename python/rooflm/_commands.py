@@ -54,7 +54,7 @@ def info(args: argparse.Namespace) -> int:
     print(table(record["types"], ("type", "tensors", "elements", "nbytes", "share")))
     if record["hparams"]:
         print()
-        print(table([{"hyper-parameter": k, "value": show(v)} for k, v in record["hparams"].items()],
+        print(table([{"hyper-parameter": k, "value": _per_layer(v)} for k, v in record["hparams"].items()],
                     ("hyper-parameter", "value")))  # fmt: skip
     if args.metadata:
         print()
@@ -62,9 +62,25 @@ def info(args: argparse.Namespace) -> int:
     return 0
 
 
+def _per_layer(value: Any) -> str:
+    """A value, or a list with one for each layer, which most often are all the same."""
+    if isinstance(value, list) and len(value) > 1 and all(v == value[0] for v in value):
+        return f"{show(value[0])} in all {len(value)} layers"
+    return _clip(value) if isinstance(value, list) else show(value)
+
+
 def _clip(value: Any) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _argument_text(text: str) -> str:
+    """The text of -p; bytes that are not UTF-8 reach us as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise ValueError(f"the text of -p is not UTF-8: character {e.start}") from None
+    return text
 
 
 def _text_argument(args: argparse.Namespace, *, stdin: bool = True) -> str:
@@ -74,7 +90,7 @@ def _text_argument(args: argparse.Namespace, *, stdin: bool = True) -> str:
     if args.prompt is not None and args.file is not None:
         raise UsageError("give the text by -p or by --file, not both")
     if args.prompt is not None:
-        return str(args.prompt)
+        return _argument_text(args.prompt)
     if args.file is not None and str(args.file) != "-":
         return read_text(Path(args.file))
     if args.file is not None or (stdin and not sys.stdin.isatty()):
@@ -158,6 +174,12 @@ def _closing_line(generation: Any) -> str:
     )
 
 
+def _say_when_full(generation: Any, session: Any) -> None:
+    if generation.stop_reason == "context":
+        print(f"rooflm: ended because the context of {session.n_ctx} positions is full; --ctx makes it larger",
+              file=sys.stderr)  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
@@ -173,6 +195,8 @@ def run(args: argparse.Namespace) -> int:
             emit(generation.to_dict())
         elif args.stats:
             print(_closing_line(generation), file=sys.stderr)
+        if not stopped:
+            _say_when_full(generation, session)
     if stopped:
         print(f"rooflm: interrupted after {len(generation.ids)} tokens", file=sys.stderr)
         return 130
@@ -190,7 +214,7 @@ def chat(args: argparse.Namespace) -> int:
     with model.session(**session_options(args)) as session:
         while True:
             if args.prompt is not None:
-                said = args.prompt
+                said = _argument_text(args.prompt)
             else:
                 try:
                     said = input("> " if sys.stdin.isatty() else "")
@@ -208,6 +232,7 @@ def chat(args: argparse.Namespace) -> int:
             if stopped:
                 print(f"rooflm: interrupted after {len(generation.ids)} tokens", file=sys.stderr)
                 return 130
+            _say_when_full(generation, session)
             if args.prompt is not None:
                 return 0
             messages.append({"role": "assistant", "content": generation.text})

@@ -11,6 +11,7 @@ from typing import Any, Optional, Union, overload
 import numpy as np
 
 from rooflm import _core
+from rooflm._keywords import checked_keywords
 
 # Names of kernels/tiers.h, best last; only one architecture's are in a build.
 TIERS = ("ref", "neon", "dotprod", "i8mm", "avx2", "avxvnni", "avx512")
@@ -87,6 +88,7 @@ def _names(kernels: Union[None, str, Iterable[str]]) -> Optional[str]:
     return kernels if kernels is None or isinstance(kernels, str) else ",".join(kernels)
 
 
+@checked_keywords
 def kernels(*, isa: Optional[str] = None, kernels: Union[None, str, Iterable[str]] = None) -> Kernels:
     """The whole table of kernels and, for each entry, whether it runs on this CPU and is chosen.
 
@@ -99,6 +101,7 @@ def kernels(*, isa: Optional[str] = None, kernels: Union[None, str, Iterable[str
     return Kernels(Kernel(*row) for row in _core._kernel_table(isa, _names(kernels)))
 
 
+@checked_keywords
 def linear(
     X: Any,
     tensor: Any,

@@ -19,6 +19,7 @@ from typing import Any, Iterator, Optional, Union
 import numpy as np
 
 from rooflm import _core
+from rooflm._keywords import checked_keywords
 from rooflm._gguf_write import Writer
 
 SIZES: dict[str, dict[str, int]] = {
@@ -54,6 +55,7 @@ _CHAT = (
 _PIECE = 16 << 20  # bytes made and written at once
 
 
+@checked_keywords
 def synth(
     out: Union[str, os.PathLike[str]],
     *,

@@ -130,10 +130,10 @@ def _environment() -> Any:
         import jinja2.sandbox
         import jinja2.utils
     except ImportError:
-        raise ChatTemplateError("chat templates need jinja2: pip install rooflm[chat]") from None
+        raise ChatTemplateError("chat templates need jinja2: pip install jinja2") from None
     if tuple(int(p) for p in jinja2.__version__.split(".")[:3] if p.isdigit()) < (3, 1, 6):
         raise ChatTemplateError(
-            f"jinja2 {jinja2.__version__} lets templates out of its sandbox: pip install -U rooflm[chat]"
+            f"jinja2 {jinja2.__version__} lets templates out of its sandbox: pip install -U jinja2"
         )
 
     class Generation(jinja2.ext.Extension):

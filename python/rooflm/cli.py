@@ -178,7 +178,7 @@ def _run(args: argparse.Namespace) -> int:
     except UsageError as e:
         print(f"rooflm {args.command}: {e}", file=sys.stderr)
         return 2
-    except (rooflm.Error, OSError, ValueError, MemoryError, ImportError) as e:
+    except (rooflm.Error, OSError, ValueError, OverflowError, MemoryError, ImportError) as e:
         if os.environ.get("ROOFLM_TRACEBACK") == "1":
             raise
         print(f"rooflm: {describe(e)}", file=sys.stderr)
@@ -187,8 +187,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def describe(e: BaseException) -> str:
     """One line for any error."""
-    if isinstance(e, OSError) and e.filename is not None:
-        text = f"{os.fspath(e.filename)}: {e.strerror}"
+    if isinstance(e, OSError) and e.strerror:  # without the number of the error
+        text = e.strerror if e.filename is None else f"{os.fsdecode(e.filename)}: {e.strerror}"
     else:
         text = str(e) or type(e).__name__
     return " ".join(text.split())

