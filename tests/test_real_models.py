@@ -20,7 +20,10 @@ import rooflm
 REAL = Path(__file__).parent / "golden" / "real"
 # llama.cpp, 120,000 bytes of pydoc topics, windows of 512, second half scored
 PUBLISHED = {"smollm2": (11.9701, 8), "gemma3": (14.9470, 4)}
-SURE = 0.5  # distance of the two highest logits that quantized activations do not move
+# Distance of the two highest logits beyond which quantized activations do not change the choice: their noise is about
+# 0.4 (int8: up to 1.3 in single logits of SmolLM2) and much less where single tokens go in int16.
+SURE = 0.5
+SURE_INT8 = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +116,7 @@ def test_greedy_choices_equal_llamacpp(models, name, compute):
         with models(name).session(n_ctx=256, n_threads=2, compute=compute) as s:
             s.eval(ids[:-1], logits="none")
             logits = s.eval(np.concatenate([ids[-1:], new[:-1]]), logits="all")
-        clear = gap > SURE
+        clear = gap > (SURE_INT8 if compute == "int8" else SURE)
         np.testing.assert_array_equal(logits.argmax(-1)[clear], new[clear], err_msg=str(r[f"prompt_{k}"]))
         sure += int(clear.sum())
     assert sure > 150
