@@ -74,6 +74,7 @@ def test_on_one_cpu(driver):
     assert r.returncode == 0, r.stderr
 
 
+@pytest.mark.unsanitized  # it brings its own
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_under_sanitizer(tmp_path, sanitizer):
     binary = build(tmp_path / "driver", "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
@@ -87,6 +88,7 @@ def test_under_sanitizer(tmp_path, sanitizer):
     assert r.returncode == 0 and "WARNING" not in r.stderr, r.stderr[-3000:]
 
 
+@pytest.mark.unsanitized
 def test_thread_sanitizer_would_notice(tmp_path):
     """The same sources with the barrier's release taken away must fail, else the test above proves nothing."""
     source = (ROOT / "csrc/base/threads.c").read_text()

@@ -297,7 +297,7 @@ static PyObject *decoder_feed(py_decoder *self, PyObject *arg) {
     PyObject *out = PyUnicode_DecodeUTF8Stateful((const char *)b.v, (Py_ssize_t)b.n, "replace", &used);
     if (!out) return NULL;
     self->n_held = b.n - (size_t)used;
-    memmove(self->held, self->held + used, self->n_held);
+    if (self->n_held) memmove(self->held, self->held + used, self->n_held);
     return out;
 }
 
