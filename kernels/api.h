@@ -128,6 +128,8 @@ typedef struct rl_dispatch {
     uint64_t features; // after the limit
     const char *isa;   // name of the best tier in use
     char overrides[512];
+    // Looked up once: every input of every matmul of every token is quantized by these.
+    const struct rl_kernel *act_q8, *act_q16;
 } rl_dispatch;
 
 /// isa_limit: NULL or a tier name ("ref", "avx2", ...): the best tier to use. overrides: NULL or a

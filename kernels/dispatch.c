@@ -67,6 +67,26 @@ static rl_status check_runs(const rl_dispatch *d, const rl_kernel *k, rl_err *er
                    k->name, k->isa, d->isa);
 }
 
+static rl_status take_overrides(rl_dispatch *d, const char *overrides, rl_err *err) {
+    size_t at = 0;
+    for (const char *p = overrides; p && *p;) {
+        p += strspn(p, ", \t");
+        size_t len = strcspn(p, ", \t");
+        if (!len) break;
+        const rl_kernel *k = by_name(p, len);
+        if (!k) return rl_fail(err, RL_ERR_KERNEL, "no kernel named '%.*s'", len > 80 ? 80 : (int)len, p);
+        RL_TRY(check_runs(d, k, err));
+        if (at + len + 2 > sizeof d->overrides)
+            return rl_fail(err, RL_ERR_KERNEL, "the list of kernel overrides is longer than %zu bytes",
+                           sizeof d->overrides);
+        if (at) d->overrides[at++] = ',';
+        memcpy(d->overrides + at, p, len);
+        at += len;
+        p += len;
+    }
+    return RL_OK;
+}
+
 rl_status rl_dispatch_init(rl_dispatch *d, const char *isa_limit, const char *overrides, rl_err *err) {
     memset(d, 0, sizeof *d);
     uint64_t cpu = rl_cpu_features(), allowed = UINT64_MAX;
@@ -91,23 +111,9 @@ rl_status rl_dispatch_init(rl_dispatch *d, const char *isa_limit, const char *ov
     d->features = cpu & allowed;
     for (int i = 0; i <= limit; i++)
         if (tiers[i].here && (tiers[i].mask & d->features) == tiers[i].mask) d->isa = tiers[i].name;
-    if (!overrides) return RL_OK;
-    size_t at = 0;
-    for (const char *p = overrides; *p;) {
-        p += strspn(p, ", \t");
-        size_t len = strcspn(p, ", \t");
-        if (!len) break;
-        const rl_kernel *k = by_name(p, len);
-        if (!k) return rl_fail(err, RL_ERR_KERNEL, "no kernel named '%.*s'", len > 80 ? 80 : (int)len, p);
-        RL_TRY(check_runs(d, k, err));
-        if (at + len + 2 > sizeof d->overrides)
-            return rl_fail(err, RL_ERR_KERNEL, "the list of kernel overrides is longer than %zu bytes",
-                           sizeof d->overrides);
-        if (at) d->overrides[at++] = ',';
-        memcpy(d->overrides + at, p, len);
-        at += len;
-        p += len;
-    }
+    RL_TRY(take_overrides(d, overrides, err));
+    d->act_q8 = rl_kernel_find(d, RL_FAM_ACT, RL_TYPE_NONE, RL_ACT_Q8, NULL);
+    d->act_q16 = rl_kernel_find(d, RL_FAM_ACT, RL_TYPE_NONE, RL_ACT_Q16, NULL);
     return RL_OK;
 }
 

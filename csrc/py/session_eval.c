@@ -5,6 +5,8 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include "py/kernels.h"
+
 static rl_state *state_of(py_session *self) {
     return rl_state_of_type(Py_TYPE(self));
 }
@@ -38,18 +40,6 @@ static PyObject *token_array(PyObject *tokens) {
     }
     Py_DECREF(wide);
     return out;
-}
-
-typedef struct gil {
-    PyThreadState *saved;
-} gil;
-
-static bool poll_signals(void *arg) {
-    gil *g = arg;
-    PyEval_RestoreThread(g->saved);
-    bool stop = PyErr_CheckSignals() < 0;
-    g->saved = PyEval_SaveThread();
-    return stop;
 }
 
 // ---- evaluation ----
@@ -129,12 +119,11 @@ static int run_eval(py_session *self, rl_eval *ev) {
     rl_err_clear(&err);
     rl_py_capture_attach(self, ev);
     if (self->trace.events) ev->trace = &self->trace;
-    gil g;
-    ev->poll = poll_signals;
-    ev->poll_arg = &g;
-    g.saved = PyEval_SaveThread();
+    PyThreadState *saved = PyEval_SaveThread();
+    ev->poll = rl_py_poll;
+    ev->poll_arg = &saved;
     rl_status s = rl_session_eval(self->s, ev, &err);
-    PyEval_RestoreThread(g.saved);
+    PyEval_RestoreThread(saved);
     if (s != RL_OK) {
         rl_raise(st, &err);
         return -1;
@@ -308,11 +297,10 @@ static PyObject *step_group(rl_state *st, group *g, Py_ssize_t count, PyObject *
         }
         rl_err err;
         rl_err_clear(&err);
-        gil lock;
-        lock.saved = PyEval_SaveThread();
+        PyThreadState *saved = PyEval_SaveThread();
         rl_status s = rl_session_step_many(g->sessions, (size_t)count, PyArray_DATA((PyArrayObject *)joined), g->n,
-                                           PyArray_DATA((PyArrayObject *)out), poll_signals, &lock, &err);
-        PyEval_RestoreThread(lock.saved);
+                                           PyArray_DATA((PyArrayObject *)out), rl_py_poll, &saved, &err);
+        PyEval_RestoreThread(saved);
         if (s != RL_OK) {
             rl_raise(st, &err);
             Py_CLEAR(out);

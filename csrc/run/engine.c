@@ -56,6 +56,8 @@ static rl_status plan_all(rl_engine *e, rl_err *err) {
         plan(&p, &lp->down_sh, &l->down_sh, 0);
     }
     plan(&p, &e->head, &m->w.output, 1);
+    rl_type embed = (rl_type)m->w.embed.t->type_id;
+    e->embed = (rl_dequant_fn)rl_kernel_find(&e->opts.dispatch, RL_FAM_DEQUANT, embed, 0, NULL)->fn;
     if (p.status == RL_OK && p.forced && !p.forced_used)
         return rl_fail(err, RL_ERR_KERNEL, "kernel '%s' multiplies %s weights, and this model has none", e->opts.kernel,
                        rl_dtype_of(p.forced->type) ? rl_dtype_of(p.forced->type)->name : "no");

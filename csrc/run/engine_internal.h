@@ -32,6 +32,7 @@ struct rl_engine {
     rl_rope rope[2]; // full, sliding layers
     rl_layer_plan *plans;
     rl_linear head;
+    rl_dequant_fn embed; // rows of the embedding
     rl_kv_layer_config *kv_layers;
     // shared by the team; rows of n_batch tokens
     float *x, *h, *keep, *q, *k, *v, *att, *gate, *up, *proj;

@@ -100,8 +100,6 @@ static bool embed(rl_pass *p) {
     const rl_hparams *hp = &e->model->hp;
     const rl_step *s = p->step;
     const rl_tensor *t = e->model->w.embed.t;
-    const rl_kernel *kernel = rl_kernel_find(&e->opts.dispatch, RL_FAM_DEQUANT, (rl_type)t->type_id, 0, NULL);
-    rl_dequant_fn dequant = (rl_dequant_fn)kernel->fn;
     size_t d = hp->n_embd, i0, i1;
     rl_split(s->n_tok, 1, p->ith, p->nth, &i0, &i1);
     for (size_t g = 0; g < s->n_segments; g++) {
@@ -109,7 +107,7 @@ static bool embed(rl_pass *p) {
         for (size_t i = 0; i < seg->n_tok; i++) {
             size_t tok = seg->tok0 + i;
             if (tok < i0 || tok >= i1) continue;
-            dequant(t->data + (size_t)s->tokens[tok] * t->row_bytes, e->x + tok * d, d);
+            e->embed(t->data + (size_t)s->tokens[tok] * t->row_bytes, e->x + tok * d, d);
             if (hp->embed_scale != 1.0f) e->vec.scale(e->x + tok * d, hp->embed_scale, e->x + tok * d, d);
             if (!hp->n_rot) continue;
             rl_rope_table(&e->rope[0], seg->pos0 + i, e->cs[0] + tok * hp->n_rot);

@@ -142,8 +142,8 @@ static void copy_q16e(const int16_t *q, int16_t *out, size_t n) {
 void rl_act_fill(rl_act *a, const rl_dispatch *d, const float *x, size_t ld, size_t t0, size_t t1) {
     rl_act_q8_fn q8 = NULL;
     rl_act_q16_fn q16 = NULL;
-    if (a->q8) q8 = (rl_act_q8_fn)rl_kernel_find(d, RL_FAM_ACT, RL_TYPE_NONE, RL_ACT_Q8, NULL)->fn;
-    if (a->q16) q16 = (rl_act_q16_fn)rl_kernel_find(d, RL_FAM_ACT, RL_TYPE_NONE, RL_ACT_Q16, NULL)->fn;
+    if (a->q8) q8 = (rl_act_q8_fn)d->act_q8->fn;
+    if (a->q16) q16 = (rl_act_q16_fn)d->act_q16->fn;
     // The same values from every thread that fills a part.
     a->f32 = x;
     a->ld_f32 = ld;

@@ -4,7 +4,7 @@
 #include "kernels/attn.h"
 
 #if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
-#error "compile with the flags of the avx512 tier"
+#error "compile with the flags of the avx2 tier"
 #endif
 #include <immintrin.h>
 
