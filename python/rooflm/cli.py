@@ -15,54 +15,17 @@ import warnings
 from typing import Any, Optional, Sequence
 
 import rooflm
+from rooflm._arguments import (
+    MODEL_HELP,
+    generation_arguments,
+    natural,
+    positive,
+    session_arguments,
+    text_arguments,
+)
 
-
-MODEL_HELP = "path of a GGUF file, or a name that fetch knows (smollm2, gemma3-270m, ...)"
-COMPUTE = ("auto", "int8", "int16", "f32")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
-
-
-for _check, _name in ((_positive, "positive integer"), (_natural, "integer")):
-    _check.__name__ = _name  # argparse shows it: "invalid positive integer value"
-
-
-def _session_arguments(p: argparse.ArgumentParser, compute: str, kv: str) -> None:
-    p.add_argument("--threads", type=_positive, help="default: the free big cores of this machine")
-    p.add_argument("--kv", default=kv, help=f"f32, f16, q8_0, or K/V apart as q8_0/f16 (default {kv})")
-    p.add_argument("--compute", choices=COMPUTE, default=compute, help=f"default {compute}")
-
-
-def _generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
-    p.add_argument("-n", type=_natural, default=n, metavar="TOKENS", help=f"most tokens to generate (default {n})")
-    p.add_argument("--ctx", type=_positive, help="positions of the session (default the model's own, at most 4096)")
-    p.add_argument("--temp", type=float, default=0.0, help="temperature; 0, the default, takes the likeliest token")
-    p.add_argument("--top-k", type=_natural, help="keep the k likeliest tokens (default 40, 0 for all)")
-    p.add_argument("--top-p", type=float, help="keep the likeliest up to this probability (default 0.95)")
-    p.add_argument("--min-p", type=float, help="drop tokens below this share of the likeliest one (default 0.05)")
-    p.add_argument("--repeat-penalty", type=float, help="above 1 makes repeating less likely")
-    p.add_argument("--seed", type=_natural, help="the same seed gives the same text; default: drawn, --json shows it")
-    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
-    p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
-    p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
-    p.add_argument("--stats", action="store_true", help="a closing line with the speeds on standard error")
-
-
-def _text_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
-    p.add_argument("--file", metavar="FILE", help="a UTF-8 file with the text; - is standard input")
+# Rooms of the library with commands of their own: each has a module `arguments` whose add() declares them.
+ROOMS = ("device", "measuring", "diagnosis", "quantization")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -88,31 +51,31 @@ def build_parser() -> argparse.ArgumentParser:
 
     p = command("tokenize", "_commands", "token ids of a text")
     p.add_argument("model", help=MODEL_HELP)
-    _text_arguments(p)
+    text_arguments(p)
     p.add_argument("--special", action="store_true", help="parse special tokens such as <|im_start|>")
     p.add_argument("--bos", action=argparse.BooleanOptionalAction, help="with or without BOS; default as the file asks")
     p.add_argument("--pieces", action="store_true", help="one token per line with its text")
 
     p = command("run", "_commands", "continue a raw text; streams, Ctrl-C stops")
     p.add_argument("model", help=MODEL_HELP)
-    _text_arguments(p)
+    text_arguments(p)
     p.add_argument("--special", action="store_true", help="parse special tokens in the text")
-    _generation_arguments(p, 128)
-    _session_arguments(p, "auto", "f16")
+    generation_arguments(p, 128)
+    session_arguments(p, "auto", "f16")
 
     p = command("chat", "_commands", "talk to a model through its chat template; an empty input line is ignored")
     p.add_argument("model", help=MODEL_HELP)
     p.add_argument("-p", "--prompt", metavar="TEXT", help="one message, then leave")
     p.add_argument("--system", metavar="TEXT", help="the system message")
-    _generation_arguments(p, 512)
-    _session_arguments(p, "auto", "f16")
+    generation_arguments(p, 512)
+    session_arguments(p, "auto", "f16")
 
     p = command("ppl", "_commands", "perplexity of a text, by windows of which the second half is scored")
     p.add_argument("model", help=MODEL_HELP)
     p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")
-    p.add_argument("--ctx", type=_positive, default=512, help="tokens per window (default 512)")
-    p.add_argument("--windows", type=_positive, help="how many windows from the start (default all)")
-    _session_arguments(p, "int8", "f16")
+    p.add_argument("--ctx", type=positive, default=512, help="tokens per window (default 512)")
+    p.add_argument("--windows", type=positive, help="how many windows from the start (default all)")
+    session_arguments(p, "int8", "f16")
 
     p = command("kernels", "_speed_commands", "the kernels of this build: which can run here, which are chosen and why")
     p.add_argument("--all", action="store_true", help="those that are not chosen, too")
@@ -121,18 +84,18 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--measure", action="store_true", help="load the machine for some seconds to measure it")
 
     p = command("demo", "_speed_commands", "fetch SmolLM2, generate, and show the speed beside the memory roof")
-    p.add_argument("-n", type=_positive, default=64, metavar="TOKENS", help="tokens to generate (default 64)")
-    p.add_argument("--threads", type=_positive, help="default: the free big cores of this machine")
+    p.add_argument("-n", type=positive, default=64, metavar="TOKENS", help="tokens to generate (default 64)")
+    p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
 
     p = command("bench", "_speed_commands", "prefill and decode speed beside the ceiling, measured around each run")
     p.add_argument("model", help=MODEL_HELP)
-    p.add_argument("--prompt", type=_positive, default=512, metavar="TOKENS", help="prompt tokens (default 512)")
-    p.add_argument("--gen", type=_positive, default=64, metavar="TOKENS", help="generated tokens (default 64)")
-    p.add_argument("--depth", type=_natural, default=0, metavar="TOKENS", help="context before the prompt (default 0)")
-    p.add_argument("--repeats", type=_positive, default=3, help="measured runs after one warm-up (default 3)")
+    p.add_argument("--prompt", type=positive, default=512, metavar="TOKENS", help="prompt tokens (default 512)")
+    p.add_argument("--gen", type=positive, default=64, metavar="TOKENS", help="generated tokens (default 64)")
+    p.add_argument("--depth", type=natural, default=0, metavar="TOKENS", help="context before the prompt (default 0)")
+    p.add_argument("--repeats", type=positive, default=3, help="measured runs after one warm-up (default 3)")
     p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
     p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
-    _session_arguments(p, "auto", "f16")
+    session_arguments(p, "auto", "f16")
 
     p = command("synth", "_speed_commands", "write a synthetic model: valid random blocks at a real shape")
     p.add_argument("out", metavar="OUT", help="file to write")
@@ -146,10 +109,13 @@ def build_parser() -> argparse.ArgumentParser:
         ("kv-heads", "key and value heads"),
         ("ffn", "width of the feed-forward layer"),
     ):
-        p.add_argument(f"--{name}", type=_positive, help=about)
+        p.add_argument(f"--{name}", type=positive, help=about)
     p.add_argument("--vocab", metavar="N|FILE", help="tokens of a made vocabulary, or a GGUF file to copy it from")
-    p.add_argument("--context", type=_positive, default=131072, help="context length it states (default 131072)")
-    p.add_argument("--seed", type=_natural, default=0, help="default 0")
+    p.add_argument("--context", type=positive, default=131072, help="context length it states (default 131072)")
+    p.add_argument("--seed", type=natural, default=0, help="default 0")
+
+    for room in ROOMS:
+        importlib.import_module(f"rooflm.{room}.arguments").add(command)
     return parser
 
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From numbers to advice: doctor, tuning, sweeps, health and soak."""
