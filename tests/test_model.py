@@ -277,7 +277,7 @@ def test_kernels_name_what_runs(model):
 
 def test_bytes_per_token_by_hand(smollm2):
     """Counted again from the file: every matrix and vector once, of the embedding one row unless it is the output."""
-    from rooflm.benchmark import bytes_per_token, kv_bytes_per_token
+    from rooflm.measuring.ceilings import kv_bytes_per_token, needed_bytes
 
     m = rooflm.Model(smollm2)
     tensors = m.gguf.tensors
@@ -289,11 +289,11 @@ def test_bytes_per_token_by_hand(smollm2):
     assert abs(m.weight_bytes_per_token - weights) <= embedding.nbytes // embedding.shape[0]
     assert kv_bytes_per_token(m, "f16", 100) == 100 * 30 * 3 * (64 + 64) * 2
     assert kv_bytes_per_token(m, "q8_0/f16", 100) == 100 * 30 * 3 * 64 * (1.125 + 2)
-    assert bytes_per_token(m, kv="f32", n_attended=10) == m.weight_bytes_per_token + 10 * 30 * 3 * 128 * 4
+    assert needed_bytes(m, kv="f32", n_attended=10) == m.weight_bytes_per_token + 10 * 30 * 3 * 128 * 4
 
 
 def test_sliding_window_bounds_the_kv_bytes(gemma3):
-    from rooflm.benchmark import kv_bytes_per_token
+    from rooflm.measuring.ceilings import kv_bytes_per_token
 
     m = rooflm.Model(gemma3)
     layers = m.hparams["sliding"]

@@ -33,14 +33,18 @@ _LAZY = {
     "Session": "rooflm.model",
     "perplexity": "rooflm.quality",
     "Generation": "rooflm.generation",
-    "bench": "rooflm.benchmark",
+    "bench": "rooflm.measuring.bench",
+    "Results": "rooflm.measuring.results",
+    "zip_grid": "rooflm.measuring.grid",
     "synth": "rooflm._synth",
     "machine": "rooflm._machine",
 }
 
 if _TYPE_CHECKING:
     from rooflm._kernels import kernels, linear
-    from rooflm.benchmark import bench
+    from rooflm.measuring.bench import bench
+    from rooflm.measuring.grid import zip_grid
+    from rooflm.measuring.results import Results
     from rooflm._synth import synth
     from rooflm._machine import machine
     from rooflm.fetching import FetchError, fetch
@@ -59,6 +63,7 @@ __all__ = [
     "KVCache",
     "KernelUnavailable",
     "Model",
+    "Results",
     "Sampler",
     "Session",
     "SessionBusy",
@@ -72,6 +77,7 @@ __all__ = [
     "machine",
     "perplexity",
     "synth",
+    "zip_grid",
 ]
 
 

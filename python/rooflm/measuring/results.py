@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results: a list of records (one per run) with what is done to them: tables, files, plots, comparisons.
+
+A record is a plain dict in JSON's own types. It has `schema`, `kind` ("bench", "sweep", ...), `setting` (what the run
+was asked for, as a dict), `repeat`, the measured figures with units in their names, and `manifest`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import statistics
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union, overload
+
+from rooflm._output import html_table, plain, table
+from rooflm.measuring.recording import PathLike, read_records, record_line
+
+SCHEMA = 1
+
+# What the tables of a benchmark show. Other kinds of results name their own.
+MEASURED = (
+    "prefill_tps",
+    "decode_tps",
+    "ttft_ms",
+    "bytes_per_token",
+    "read_gbs",
+    "ceiling_tps",
+    "ceiling_share",
+)
+CAPTION = "medians; ceiling: the best read of the same bytes, before and after each repetition"
+
+
+class Results:
+    """Records of runs; prints as a table of medians, one row per setting.
+
+    records: dicts as described in rooflm.measuring.results. measured: the keys that tables and summaries show, by
+    default those of a benchmark that any record has. caption: one line above the table in a notebook.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        measured: Optional[Iterable[str]] = None,
+        caption: Optional[str] = None,
+    ) -> None:
+        self.records: list[dict[str, Any]] = [dict(r) for r in records]
+        self._measured = None if measured is None else tuple(measured)
+        self._caption = caption
+
+    # ---- what is in it ----
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        if self._measured is not None:
+            return self._measured
+        return tuple(k for k in MEASURED if any(k in r for r in self.records))
+
+    @property
+    def machine(self) -> Optional[dict[str, Any]]:
+        """The machine of the first record's manifest; environments() has them all."""
+        for r in self.records:
+            machine = (r.get("manifest") or {}).get("machine")
+            if machine:
+                return dict(machine)
+        return None
+
+    def select(self, where: Optional[Callable[[dict[str, Any]], bool]] = None, **fields: Any) -> Results:
+        """The records with these values, e.g. select(kv="q8_0", depth=0), and for which where(record) is true."""
+        for name in fields:
+            if self.records and not any(name in r for r in self.records):
+                known = ", ".join(k for k, v in self.records[0].items() if not isinstance(v, (dict, list)))
+                raise KeyError(f"no record has {name!r}; they have {known}")
+        return self._like(
+            r
+            for r in self.records
+            if all(r.get(k) == v for k, v in fields.items()) and (where is None or where(r))
+        )
+
+    def groups(self) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """(setting, its records) in the order in which settings first appear."""
+        found: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        for r in self.records:
+            setting = r.get("setting") or {}
+            found.setdefault(record_line(setting), (dict(setting), []))[1].append(r)
+        return list(found.values())
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Medians over the repetitions of each setting; no outlier is dropped."""
+        rows = []
+        for setting, records in self.groups():
+            row = dict(setting)
+            for key in self.measured:
+                values = [r[key] for r in records if r.get(key) is not None]
+                row[key] = statistics.median(values) if values else None
+            row["repeats"] = len(records)
+            rows.append(row)
+        return rows
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records)
+
+    @overload
+    def __getitem__(self, i: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, i: slice) -> Results: ...
+    def __getitem__(self, i: Union[int, slice]) -> Union[dict[str, Any], Results]:
+        return self._like(self.records[i]) if isinstance(i, slice) else self.records[i]
+
+    def __add__(self, other: Results) -> Results:
+        """Both sets of records, as of two machines: `Results.load(a) + Results.load(b)`."""
+        if not isinstance(other, Results):
+            return NotImplemented
+        return self._like([*self.records, *other.records])
+
+    def _like(self, records: Iterable[Mapping[str, Any]]) -> Results:
+        return Results(records, measured=self._measured, caption=self._caption)
+
+    # ---- files ----
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "records": self.records, "summary": self.summary(), "machine": self.machine}
+
+    def to_json(self) -> str:
+        return json.dumps(plain(self.to_dict()), allow_nan=False)
+
+    def save(self, path: PathLike) -> None:
+        """Writes the records as lines of JSON, in place of what the file held."""
+        fresh = f"{os.fspath(path)}.{os.getpid()}"
+        try:
+            with open(fresh, "w", encoding="utf-8", errors="surrogateescape") as f:
+                f.writelines(record_line(r) + "\n" for r in self.records)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(fresh, path)
+        finally:
+            if os.path.exists(fresh):
+                os.unlink(fresh)
+
+    @classmethod
+    def load(cls, path: PathLike) -> Results:
+        """Reads lines of JSON that save() or bench(out=) wrote. A cut-off last line is left out with a warning."""
+        return cls(read_records(path))
+
+    # ---- pictures and tables ----
+
+    def _columns(self, rows: list[dict[str, Any]]) -> tuple[str, ...]:
+        """Settings that differ between the rows, then the figures; a single row shows all its settings."""
+        settings = [k for k in dict.fromkeys(k for r in rows for k in r) if k not in (*self.measured, "repeats")]
+        varied = [k for k in settings if len(rows) < 2 or len({record_line({"": r.get(k)}) for r in rows}) > 1]
+        shown = [k for k in varied if any(r.get(k) is not None for r in rows)]
+        return (*shown, *self.measured, "repeats")
+
+    def __repr__(self) -> str:
+        rows = self.summary()
+        return table(rows, self._columns(rows)) if rows else "no records"
+
+    def _repr_html_(self) -> str:
+        rows = self.summary()
+        caption = html.escape(self._caption or CAPTION)
+        return f"<p>{caption}</p>{html_table(rows, self._columns(rows))}"
