@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm.device.files import Files
 
 SCHEMA = 1
 
@@ -113,30 +114,7 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
     return [(k, v) for k, v in rows if v]
 
 
-class _Files:
-    """Small files below a root; what cannot be read is None."""
-
-    def __init__(self, root: str):
-        self.root = Path(root)
-
-    def text(self, path: str) -> Optional[str]:
-        try:
-            return (self.root / path).read_bytes().decode("utf-8", "replace").strip("\0\n ")
-        except OSError:
-            return None
-
-    def integer(self, path: str) -> Optional[int]:
-        try:
-            return int(self.text(path) or "")
-        except ValueError:
-            return None
-
-    def fields(self, path: str, sep: str = ":") -> list[tuple[str, str]]:
-        lines = (self.text(path) or "").splitlines()
-        return [(k.strip(), v.strip()) for k, s, v in (line.partition(sep) for line in lines) if s]
-
-
-def _cpu_name(files: _Files) -> Optional[str]:
+def _cpu_name(files: Files) -> Optional[str]:
     fields = files.fields("proc/cpuinfo")
     for wanted in ("model name", "Hardware", "cpu model"):
         names = [v for k, v in fields if k == wanted and v]
@@ -168,7 +146,7 @@ def _cache_size(text: Optional[str]) -> Optional[int]:
     return int(digits) * scale if digits.isdigit() else None
 
 
-def _caches(files: _Files, cpus: list[int]) -> list[dict[str, Any]]:
+def _caches(files: Files, cpus: list[int]) -> list[dict[str, Any]]:
     """One entry per level, type and size, with how many there are."""
     found: dict[tuple[int, str, int], set[str]] = {}
     lines: dict[tuple[int, str, int], Optional[int]] = {}
@@ -190,7 +168,7 @@ def _caches(files: _Files, cpus: list[int]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _huge_pages(files: _Files) -> dict[str, Any]:
+def _huge_pages(files: Files) -> dict[str, Any]:
     modes = files.text("sys/kernel/mm/transparent_hugepage/enabled") or ""
     mode = modes[modes.find("[") + 1 : modes.find("]")] if "[" in modes else None
     return {
@@ -263,7 +241,7 @@ def machine(
     root: another directory to read instead of / (a copy of /proc and /sys). progress: called with a line of text before
     each measurement.
     """
-    files = _Files(root)
+    files = Files(root)
     here = files.root == Path("/")
     if measure and not here:
         raise ValueError("measure=True needs root='/': another machine's files cannot be measured")

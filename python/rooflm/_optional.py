@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries that only some functions need: imported when used, and a clear error where they are missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def need(module: str, extra: str = "plot") -> Any:
+    """The module; an ImportError that says how to get it when it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        if e.name != module.partition(".")[0]:
+            raise
+        raise ImportError(f"this needs {e.name}: pip install 'rooflm[{extra}]' or pip install {e.name}") from None
+
+
+def axes(ax: Optional[Axes], **figure: Any) -> Axes:
+    """The axes given, or new ones in a figure of their own made with these settings. rcParams stay as they are."""
+    if ax is not None:
+        return ax
+    _, fresh = need("matplotlib.pyplot").subplots(layout="constrained", **figure)
+    fresh_axes: Axes = fresh
+    return fresh_axes
