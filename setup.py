@@ -6,6 +6,7 @@ tiers, read here for the compiler flags and by the C side for the run-time featu
 rebuilt only when one of their includes changed, several at a time.
 """
 import concurrent.futures
+import json
 import os
 import re
 import shlex
@@ -65,6 +66,9 @@ class BuildExt(build_ext):
         base += ["-g1", "-Wall", "-Wextra"]
         base += shlex.split(os.environ.get("CFLAGS", "")) + shlex.split(os.environ.get("ROOFLM_CFLAGS", ""))
         includes = [f"-I{ROOT}", f"-I{ROOT}/csrc"] + [f"-I{d}" for d in ext.include_dirs + self.include_dirs]
+        # What a result's manifest says about the build; without the paths of this machine.
+        said = shlex.join(f for f in cc + base if f.startswith("-") and not f.startswith("-I"))
+        told = [f"-DRL_BUILD_FLAGS={json.dumps(said)}"]
         jobs = []
         out_dir = Path(self.build_temp)
         for src in sources():
@@ -77,6 +81,8 @@ class BuildExt(build_ext):
                 if tier not in table:
                     raise SystemExit(f"rooflm: {src}: no tier '{tier}' in kernels/tiers.h")
                 flags += table[tier][1]
+            if parts[-1] == "build.c":
+                flags += told
             obj = out_dir / Path(src).with_suffix(".o")
             outputs = ["-MMD", "-MF", str(obj.with_suffix(".d")), "-c", src, "-o", str(obj)]
             jobs.append((src, obj, cc + flags + includes + outputs))

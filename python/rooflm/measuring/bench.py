@@ -5,15 +5,34 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any, Callable, Optional, Sequence, Union
+import time
+import uuid
+from typing import Any, Optional, Sequence, Union
 
 from rooflm._keywords import checked_keywords
+from rooflm._progress import Progress, ProgressArg
 from rooflm.measuring.ceilings import kv_value_bytes
+from rooflm.measuring.cooling import Cooldown, check_cooldown, cool_down
 from rooflm.measuring.grid import ZipGrid, settings_of
+from rooflm.measuring.manifest import build_manifest, engine_manifest, machine_manifest, model_manifest
 from rooflm.measuring.recording import PathLike, RecordFile, record_line
 from rooflm.measuring.results import SCHEMA, Results
-from rooflm.measuring.run import model_name, run_once
+from rooflm.measuring.run import run_once, warm_up
 from rooflm.model import Model
+
+# Arguments whose default is a choice that users should see when they left it alone.
+DEFAULTS = {
+    "prompt": 512,
+    "gen": 64,
+    "depth": 0,
+    "kv": "f16",
+    "compute": "auto",
+    "threads": None,
+    "kernel": None,
+    "cpus": None,
+    "load": "auto",
+    "blas": None,
+}
 
 ModelArg = Union[Model, str, "os.PathLike[str]"]
 
@@ -37,7 +56,9 @@ def bench(
     seed: int = 0,
     out: Optional[PathLike] = None,
     resume: bool = False,
-    progress: Optional[Callable[[str], None]] = None,
+    cooldown: Cooldown = None,
+    full_hash: bool = False,
+    progress: ProgressArg = None,
 ) -> Results:
     """Prefill and decode speed of models beside their ceiling. Lists sweep, several lists give their product.
 
@@ -50,11 +71,18 @@ def bench(
                  settings run in an order drawn from seed (default 0), which also draws the prompt's ids
     out          file that takes each record as it is measured, one line of JSON; resume=True goes on with a file that
                  exists, leaving out the runs that it has
+    cooldown     a pause before each measured run: seconds, or until the processor is as cool as "50C", at most 10
+                 minutes (default None: no pause)
+    full_hash    hash the whole file for the manifest instead of samples of each tensor
+    progress     None: a bar on a terminal or in a notebook, where tqdm is installed; False, True, or a function that
+                 takes lines of text
 
     Each record has prefill_tps, decode_tps ((gen - 1) / time between the first and the last), ttft_ms (prefill and one
     choice; tokenizing is not in it, prompts are random ids), bytes_per_token (the mean over the generated tokens),
     read_gbs (the better of the reads of the same bytes before and after, with the same threads), ceiling_tps =
-    read_gbs / bytes_per_token, ceiling_share, isa and kernels by operation, and the times of all tokens.
+    read_gbs / bytes_per_token, ceiling_share, roof (the cache that the working set fits, or "memory"), isa, kernels by
+    operation, sensors (temperature, clocks, load of others, throttling during the run), fallbacks, the figures of
+    rooflm.measuring.token_times with the times of all tokens, and the manifest.
 
     Ctrl-C raises KeyboardInterrupt with what was measured as its `.results`.
     """
@@ -76,52 +104,43 @@ def bench(
     settings = list(settings_of(axes, grid))
     for s in settings:
         check_setting(s)
-    loaded = Models()
+    check_cooldown(cooldown)
+    loaded = Models(full_hash)
     runs = [(repeat, i) for repeat in range(repeats) for i in shuffled(len(settings), seed, repeat)]
     file = RecordFile(out, resume=resume) if out is not None else None
     records: list[dict[str, Any]] = []
     try:
-        asked = [loaded.asked(s) for s in settings]
+        asked = [{**s, "model": loaded.manifest(s)["sha256"], "seed": seed} for s in settings]
         if file:
             records.extend(file.records)
         done = {record_line({"asked": r.get("asked"), "repeat": r.get("repeat")}) for r in records}
         todo = [(n, i) for n, i in runs if record_line({"asked": asked[i], "repeat": n}) not in done]
-        caches = machine_facts()["caches"]
+        about = About(defaults=[k for k, v in DEFAULTS.items() if axes[k] == v and not (grid and k in grid.axes)])
+        bar = Progress(len(todo), progress)
         warmed: set[int] = set()
-        for k, (repeat, i) in enumerate(todo):
-            s, model = settings[i], loaded.model(settings[i])
-            if i not in warmed:
-                if progress:
-                    progress(f"warm-up, setting {i + 1} of {len(settings)}")
-                run_once(model, s, seed=seed, caches=caches, measure=False)
-                warmed.add(i)
-            if progress:
-                where = f"setting {i + 1} of {len(settings)}, repetition {repeat + 1} of {repeats}"
-                progress(f"run {k + 1} of {len(todo)}: {where}")
-            figures = run_once(model, s, seed=seed, caches=caches)
-            assert figures is not None
-            resolved = figures["resolved"]
-            setting = {
-                **s,
-                "model": model_name(model),
-                **{k: resolved[k] for k in ("threads", "kv", "compute")},
-            }
-            record = {
-                "schema": SCHEMA,
-                "kind": "bench",
-                "setting": setting,
-                "repeat": repeat,
-                "order": len(records),
-                **setting,
-                "file_bytes": model.gguf.nbytes,
-                **figures,
-                "asked": asked[i],
-            }
-            if file:
-                file.append(record)
-            records.append(record)
+        try:
+            for k, (repeat, i) in enumerate(todo):
+                s, model = settings[i], loaded.model(settings[i])
+                where = f"setting {i + 1} of {len(settings)}"
+                if i not in warmed:
+                    bar.show(f"warm-up, {where}")
+                    warm_up(model, s, seed=seed)
+                    warmed.add(i)
+                rest = None
+                if cooldown is not None:
+                    bar.show(f"cooling down, {where}")
+                    rest = cool_down(cooldown)
+                bar.show(f"run {k + 1} of {len(todo)}: {where}, repetition {repeat + 1} of {repeats}")
+                record = about.record(model, s, loaded.manifest(s), run_once(model, s, seed=seed, caches=about.caches))
+                record.update(repeat=repeat, order=len(records), cooldown=rest, asked=asked[i])
+                if file:
+                    file.append(record)
+                records.append(record)
+                bar.step()
+        finally:
+            bar.close()
     except KeyboardInterrupt as e:
-        e.results = Results(records)  # type: ignore[attr-defined]
+        e.results = Results(in_order(records))  # type: ignore[attr-defined]
         raise
     finally:
         if file:
@@ -152,17 +171,52 @@ def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(records, key=lambda r: (first[record_line(r["setting"])], r["repeat"]))
 
 
-def machine_facts() -> dict[str, Any]:
-    from rooflm import machine
+class About:
+    """What all runs of one bench share: machine, build, and the number that says they were measured together."""
 
-    return dict(machine())
+    def __init__(self, defaults: list[str]) -> None:
+        import rooflm
+
+        facts = rooflm.machine()
+        self.caches = facts["caches"]
+        self.machine = machine_manifest(facts)
+        self.build = build_manifest()
+        self.defaults = defaults
+        self.block = uuid.uuid4().hex[:16]
+
+    def record(
+        self, model: Model, s: dict[str, Any], model_facts: dict[str, Any], figures: dict[str, Any]
+    ) -> dict[str, Any]:
+        resolved = figures.pop("resolved")
+        setting = {**s, "model": model_facts["file"], **{k: resolved[k] for k in ("threads", "kv", "compute")}}
+        return {
+            "schema": SCHEMA,
+            "kind": "bench",
+            "block": self.block,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "setting": setting,
+            **setting,
+            "file_bytes": model_facts["file_bytes"],
+            **figures,
+            "manifest": {
+                "schema": SCHEMA,
+                "model": model_facts,
+                "engine": engine_manifest(figures, resolved, s),
+                "placement": resolved["placement"],
+                "machine": self.machine,
+                "build": self.build,
+                "defaults": self.defaults,
+            },
+        }
 
 
 class Models:
     """Models opened once for all their settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, full_hash: bool) -> None:
+        self._full_hash = full_hash
         self._open: dict[tuple[str, str], Model] = {}
+        self._facts: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def model(self, s: dict[str, Any]) -> Model:
         given = s["model"]
@@ -173,7 +227,9 @@ class Models:
             self._open[key] = Model(given, load=s["load"])
         return self._open[key]
 
-    def asked(self, s: dict[str, Any]) -> dict[str, Any]:
-        """What identifies a run when a file is resumed: the setting as given, the model by name and size."""
-        model = self.model(s)
-        return {**s, "model": model_name(model), "file_bytes": model.gguf.nbytes}
+    def manifest(self, s: dict[str, Any]) -> dict[str, Any]:
+        gguf = self.model(s).gguf
+        key = tuple(gguf.shards)
+        if key not in self._facts:
+            self._facts[key] = model_manifest(gguf, full_hash=self._full_hash)
+        return self._facts[key]

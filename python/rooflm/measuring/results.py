@@ -11,10 +11,14 @@ import html
 import json
 import os
 import statistics
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, Union, overload
 
+from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, plain, table
 from rooflm.measuring.recording import PathLike, read_records, record_line
+
+if TYPE_CHECKING:
+    from rooflm.measuring.contrast import Contrast
 
 SCHEMA = 1
 
@@ -119,6 +123,22 @@ class Results:
 
     def _like(self, records: Iterable[Mapping[str, Any]]) -> Results:
         return Results(records, measured=self._measured, caption=self._caption)
+
+    # ---- comparisons ----
+
+    @checked_keywords
+    def contrast(self, a: Any, b: Any, *, by: str, metric: str = "decode_tps") -> Contrast:
+        """The records with value a of fact `by` against those with value b, such as contrast("f16", "q8_0", by="kv").
+        a and b may also be Results of their own. by: "kv", "model", "threads", "compute", "depth", "device", "hardware",
+        ... (rooflm.measuring.contrast.FACTS). metric: the figure that .effect compares.
+
+        .moved says what differs, .confounded what differs and does not follow from `by`, and .effect is b over a with
+        a 95 % interval; it raises when something confounds."""
+        from rooflm.measuring.contrast import Contrast, fact_name, select_by
+
+        name = fact_name(by)
+        sides = [v.records if isinstance(v, Results) else select_by(self.records, name, v) for v in (a, b)]
+        return Contrast(*sides, by=by, metric=metric)
 
     # ---- files ----
 

@@ -3,43 +3,53 @@
 
 from __future__ import annotations
 
-import os
 import time
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from rooflm import _core
+from rooflm.device.sampler import Sampler
 from rooflm.measuring.ceilings import kv_bytes_per_token, needed_bytes, read_gbs, roof_name
 from rooflm.measuring.token_times import token_statistics
 from rooflm.model import Model, Session
 
 
-def run_once(
-    model: Model, s: dict[str, Any], *, seed: int, caches: list[dict[str, Any]], measure: bool = True
-) -> Optional[dict[str, Any]]:
-    """Figures of one run of setting s; without measure it only warms up."""
-    total = s["depth"] + s["prompt"] + s["gen"]
-    with model.session(
-        n_ctx=total,
+def warm_up(model: Model, s: dict[str, Any], *, seed: int) -> None:
+    """The setting's own prompt and a few tokens, not measured: pages of the file, threads, clocks."""
+    with open_session(model, s) as session:
+        time_tokens(session, draw_ids(model, s, seed)[s["depth"] :], min(s["gen"], 8))
+
+
+def open_session(model: Model, s: dict[str, Any]) -> Session:
+    return model.session(
+        n_ctx=s["depth"] + s["prompt"] + s["gen"],
         kv=s["kv"],
         compute=s["compute"],
         n_threads=s["threads"],
         kernel=s["kernel"],
         cpus=s["cpus"],
         blas=s["blas"],
-    ) as session:
-        ids = np.random.default_rng(seed).integers(0, model.n_vocab, s["depth"] + s["prompt"], dtype=np.int32)
+    )
+
+
+def draw_ids(model: Model, s: dict[str, Any], seed: int) -> np.ndarray:
+    n = s["depth"] + s["prompt"]
+    ids: np.ndarray = np.random.default_rng(seed).integers(0, model.n_vocab, n, dtype=np.int32)
+    return ids
+
+
+def run_once(model: Model, s: dict[str, Any], *, seed: int, caches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of one run of setting s."""
+    with open_session(model, s) as session:
+        ids = draw_ids(model, s, seed)
         for at in range(0, s["depth"], session.n_batch):
             session.eval(ids[at : min(at + session.n_batch, s["depth"])], logits="none")
-        if not measure:
-            time_tokens(session, ids[s["depth"] :], min(s["gen"], 8))
-            return None
-        clock, suspended = [_core.core_clock(2.0)], _suspended_s()
         reads = [read_gbs(session, s["cpus"])]
-        times, prefill_s = time_tokens(session, ids[s["depth"] :], s["gen"])
+        with Sampler(cpus=s["cpus"]) as sampler:
+            times, prefill_s = time_tokens(session, ids[s["depth"] :], s["gen"])
+        placement = session.placement
         reads.append(read_gbs(session, s["cpus"]))
-        clock.append(_core.core_clock(2.0))
         # Generated token i attends to everything before it and to itself; the first came with the prompt.
         attended = s["depth"] + s["prompt"] + (s["gen"] + 1) / 2
         needed = needed_bytes(model, kv=session.kv_type, n_attended=attended)
@@ -61,12 +71,11 @@ def run_once(
             "ceiling_tps": ceiling,
             "ceiling_share": decode / ceiling if decode else None,
             **token_statistics(times),
-            "clock_ghz_before": clock[0],
-            "clock_ghz_after": clock[1],
-            "suspended_s": None if suspended is None else (_suspended_s() or 0.0) - suspended,
+            "sensors": sampler.summary(),
             "isa": session.isa,
             "kernels": kernel_summary(session, s["prompt"]),
             "token_times_s": times,
+            "fallbacks": fallbacks(session, s, placement),
             "resolved": {
                 "threads": session.n_threads,
                 "kv": session.kv_type,
@@ -74,19 +83,12 @@ def run_once(
                 "n_ctx": session.n_ctx,
                 "n_batch": session.n_batch,
                 "blas": session.blas,
-                "placement": session.placement,
+                "placement": placement,
                 "mapped": model.gguf.mapped,
                 "kv_nbytes": session.kv_nbytes,
                 "scratch_nbytes": session.scratch_nbytes,
             },
         }
-
-
-def _suspended_s() -> Optional[float]:
-    """Seconds this machine has slept since it started: the boot-time clock counts them, the monotonic does not."""
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
 def time_tokens(session: Session, prompt: np.ndarray, gen: int) -> tuple[list[float], float]:
@@ -107,6 +109,7 @@ def time_tokens(session: Session, prompt: np.ndarray, gen: int) -> tuple[list[fl
 
 def kernel_summary(session: Session, n_prompt: int) -> dict[str, dict[str, list[str]]]:
     """By phase and operation, the kernels that run (more than one where layers have different types)."""
+    hp = session.model.hparams
     out: dict[str, dict[str, list[str]]] = {}
     for phase, n in (("decode", 1), ("prefill", min(n_prompt, session.n_batch))):
         ops: dict[str, list[str]] = {}
@@ -114,9 +117,29 @@ def kernel_summary(session: Session, n_prompt: int) -> dict[str, dict[str, list[
             names = ops.setdefault(row["op"], [])
             if row["kernel"] not in names:
                 names.append(row["kernel"])
+        # Which kernels attention takes follows from the types of the cache and the shape of a head.
+        cache = _core.KVCache(
+            n_head_kv=hp["n_head_kv"][0], dim_k=hp["head_dim_k"], dim_v=hp["head_dim_v"], n_ctx=64, kv=session.kv_type
+        )
+        ops["attention"] = _core._attention_kernels(cache, n, session.isa)
         out[phase] = ops
     return out
 
 
-def model_name(model: Model) -> str:
-    return os.path.basename(str(model.gguf.path))
+def fallbacks(session: Session, s: dict[str, Any], placement: dict[str, Any]) -> list[str]:
+    """What was asked for, or is best, and did not happen."""
+    out = []
+    gguf = session.model.gguf
+    if s["load"] != "copy" and not gguf.mapped:
+        out.append("the file could not be mapped and was copied into memory")
+    slow = {f"{o['type']} ({o['op']})" for o in session.kernels(1) if o["isa"] == "ref" and o["type"] != "F32"}
+    if slow and session.isa != "ref":
+        out.append(f"no fast kernel for {', '.join(sorted(slow))}: the reference ran")
+    for thread, (_, why) in enumerate(_core._last_threads()):
+        if why:
+            out.append(f"thread {thread} could not be pinned: {why}")
+    pinned = placement["cpus"]
+    if pinned and set(placement["ran_on"]) - set(pinned):
+        out.append(f"ran on CPUs {placement['ran_on']}, not on {pinned}")
+    return out
+
