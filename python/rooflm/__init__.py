@@ -38,6 +38,7 @@ _LAZY = {
     "zip_grid": "rooflm.measuring.grid",
     "synth": "rooflm._synth",
     "machine": "rooflm._machine",
+    "doctor": "rooflm.diagnosis.doctor",
 }
 
 if _TYPE_CHECKING:
@@ -47,6 +48,7 @@ if _TYPE_CHECKING:
     from rooflm.measuring.results import Results
     from rooflm._synth import synth
     from rooflm._machine import machine
+    from rooflm.diagnosis.doctor import doctor
     from rooflm.fetching import FetchError, fetch
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
@@ -71,6 +73,7 @@ __all__ = [
     "Tokenizer",
     "attention",
     "bench",
+    "doctor",
     "fetch",
     "kernels",
     "linear",
