@@ -13,12 +13,14 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 import rooflm
 from rooflm._pages import drop_pages, resident_share
 from rooflm.cli import main
+from rooflm.device import sampler
 from rooflm.diagnosis import facts
 from rooflm.diagnosis.claims import claimed_type, file_claim
 from rooflm.diagnosis.rules import RULES, judge
@@ -41,7 +43,7 @@ class Root:
         self.path = path
         self.n = rooflm.machine().n_cpus
         self.write("sys/devices/system/cpu/online", f"0-{self.n - 1}")
-        self.write("proc/stat", "cpu  100 0 100 5000 0 0 0 0 0 0")
+        self.write("proc/self/stat", "1 (python) R" + " 0" * 40)
         self.write("proc/vmstat", "pgpgin 5\npswpin 0\npswpout 0")
         self.write("proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull total=0")
         self.write("proc/meminfo", "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB")
@@ -73,7 +75,14 @@ def short(monkeypatch):
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
+    start = time.monotonic()
+
+    def idle(files, cpus):
+        """(busy, stolen, all) ticks of CPUs that do nothing; a file cannot count on."""
+        return {cpu: (100, 0, 5000 + int(1e6 * (time.monotonic() - start))) for cpu in cpus}
+
+    monkeypatch.setattr(sampler, "_cpu_ticks", idle)
     return Root(tmp_path / "root")
 
 
@@ -208,7 +217,7 @@ def test_rules_never_judge_by_speed_alone(model, root):
 def test_two_faults_are_ranked_by_what_they_cost(model, root, seed):
     seen = run(model, root).facts
     cap, deep = random.Random(seed).sample([1.5, 2.5, 6.0], 2)
-    seen["frequency"]["cpus"][0]["limit_khz"] = int(seen["frequency"]["cpus"][0]["max_khz"] / cap)
+    seen["frequency"][0]["limit_khz"] = int(seen["frequency"][0]["max_khz"] / cap)
     speed = seen["speed"]
     speed["bytes_per_token"] = deep * speed["weight_bytes_per_token"]
     d = rooflm.doctor(facts=seen)

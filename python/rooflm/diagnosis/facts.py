@@ -17,9 +17,11 @@ from rooflm import _core
 from rooflm._kernels import TIERS, kernels
 from rooflm._machine import machine
 from rooflm._pages import resident_share
-from rooflm.benchmark import kv_bytes_per_token, read_arrays
+from rooflm.device.files import Files
+from rooflm.device.sampler import Sampler
 from rooflm.diagnosis.claims import file_claim
-from rooflm.diagnosis.system import Watch, busiest, frequencies, swap_state, throttle_count
+from rooflm.diagnosis.system import Waiting, busiest, frequencies, swap_state
+from rooflm.measuring.ceilings import kv_bytes_per_token, read_arrays
 from rooflm.model import Model, Session
 
 Say = Callable[[str], None]
@@ -69,16 +71,16 @@ def gather(
         say(f"{depth} tokens of context" if depth else "decoding")
         if depth:
             _timed_eval(session, ids[prompt:])
-        here = machine(root=root)
-        used = sorted({c for c in session.placement["ran_on"] if c >= 0})
+        files, here = Files(root), machine(root=root)
         ceiling_before = _read_gbs(loaded)
-        clock = [_core.core_clock()]
-        watch, throttled = Watch(root), throttle_count(root, used)
-        times = _decode(session, gen)
-        seen = watch.since(here.n_cpus, session.n_threads)
-        seen["running"] = busiest(root)
-        clock.append(_core.core_clock())
-        throttled_after = throttle_count(root, used)
+        waiting = Waiting(files)
+        with Sampler(root=root) as sampler:
+            times = _decode(session, gen)
+        facts["system"] = {
+            **_watched(sampler),
+            **waiting.shares(session.n_threads),
+            "running": busiest(files),
+        }
         read = max(ceiling_before, _read_gbs(loaded))
         attended = depth + prompt + (gen + 1) / 2
         kv_bytes = kv_bytes_per_token(loaded, session.kv_type, attended)
@@ -120,15 +122,18 @@ def gather(
         "default_threads_reason": here.default_threads_reason, "default_cpus": here.default_cpus,
         "memory_bytes": here.memory_bytes,
     }  # fmt: skip
-    facts["frequency"] = {
-        "cpus": frequencies(root, facts["ran"]["ran_on"] or here.allowed_cpus),
-        "clock_ghz": max(clock),
-        "throttled": throttled_after - throttled if throttled is not None and throttled_after is not None else None,
-    }
-    facts["system"] = seen
-    facts["memory"] = swap_state(root)
+    facts["frequency"] = frequencies(files, facts["ran"]["ran_on"] or here.allowed_cpus)
+    facts["memory"] = swap_state(files)
     facts["tried"] = _trials(loaded, options, kv, ids[:prompt], say)
     return facts
+
+
+def _watched(sampler: Sampler) -> dict[str, Any]:
+    """Of the sampler's summary what the rules judge."""
+    seen = sampler.summary()
+    keys = ("duration_s", "others_busy", "steal", "major_faults", "swapped_bytes", "temperature_c", "clock_ghz",
+            "throttled", "throttled_by", "quota_throttled_s", "unavailable")  # fmt: skip
+    return {k: seen[k] for k in keys}
 
 
 def _timed_eval(session: Session, ids: np.ndarray) -> float:

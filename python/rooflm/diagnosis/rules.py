@@ -157,34 +157,39 @@ def cores(f: dict[str, Any]) -> Finding:
 
 
 def frequency(f: dict[str, Any]) -> Finding:
-    """The clock the hardware can do over the limit set for it; heat is named from the counters of throttling."""
-    rows, clock = f["frequency"]["cpus"], f["frequency"]["clock_ghz"]
+    """The clock the hardware can do over the limit set for it; heat is named where something says that it throttled."""
+    rows, s = f["frequency"], f["system"]
+    clock = max(s["clock_ghz"].values()) if s["clock_ghz"] else None
     measured = f"measured clock {clock:.2f} GHz" if clock else "clock not measured"
-    if f["frequency"]["throttled"]:
+    if s["throttled"]:
         ratio = max([1.0, *(r["max_khz"] / (clock * 1e6) for r in rows if clock)])
-        evidence = f"the hardware throttled {f['frequency']['throttled']} times during the run; {measured}"
+        hot = f" at {s['temperature_c']['max']:.0f} °C" if s["temperature_c"] else ""
+        evidence = f"throttled{hot} during the run, says {', '.join(s['throttled_by'])}; {measured}"
         return Finding("frequency", max(NAMED, ratio), evidence, "cool it, or pace the work", "speed")
     if not rows:
         return Finding("frequency", None, f"no cpufreq in /sys; {measured}", "", "speed")
-    worst = min(rows, key=lambda r: (r["limit_khz"] or r["max_khz"]) / r["max_khz"])
-    share = (worst["limit_khz"] or worst["max_khz"]) / worst["max_khz"]
+
+    def share(r: dict[str, Any]) -> float:
+        return float((r["limit_khz"] or r["max_khz"]) / r["max_khz"])
+
+    worst = min(rows, key=share)
     evidence = (
-        f"CPU {worst['cpu']} is limited to {(worst['limit_khz'] or worst['max_khz']) / 1e6:.2f} of "
+        f"CPU {worst['cpu']} is limited to {share(worst) * worst['max_khz'] / 1e6:.2f} of "
         f"{worst['max_khz'] / 1e6:.2f} GHz, governor {worst['governor'] or 'unknown'}; {measured}"
     )
-    if share >= SLOWER:
+    if share(worst) >= SLOWER:
         return Finding("frequency", 1.0, evidence, "", "speed")
     step = "raise scaling_max_freq (power profile, battery saver, cpupower), then measure again"
-    return Finding("frequency", max(NAMED, 1 / share), evidence, step, "speed")
+    return Finding("frequency", max(NAMED, 1 / share(worst)), evidence, step, "speed")
 
 
 def background(f: dict[str, Any]) -> Finding:
     """Time the threads waited for a CPU, or else the CPU time that others took, as lost time."""
     s, n = f["system"], f["ran"]["threads"]
     room = len(f["machine"]["allowed_cpus"])
-    other, steal, wait = s["other_share"], s["steal_share"], s["wait_share"]
+    other, steal, wait = s["others_busy"], s["steal"], s["wait_share"]
     if other is None and (wait is None or n > room):
-        return Finding("background", None, "/proc/stat cannot be read here", "", "speed")
+        return Finding("background", None, s["unavailable"].get("others_busy", "/proc/stat says nothing"), "", "speed")
     if other is None:
         busy, evidence = wait >= 2 * OTHERS, f"the threads waited {wait:.0%} of the time for a CPU"
     else:
@@ -204,10 +209,10 @@ def background(f: dict[str, Any]) -> Finding:
 def swap(f: dict[str, Any]) -> Finding:
     """Time stalled for memory where the kernel counts it; else the whole gap, since one token then waits for a disk."""
     m, s, speed = f["memory"], f["system"], f["speed"]
-    swapped, came_in = m["process_swap_bytes"], s["swapped_in_bytes"]
+    swapped, came_in = m["process_swap_bytes"], s["swapped_bytes"]
     if swapped is None and came_in is None:
         return Finding("swap", None, "the system does not show what is in swap", "", "speed")
-    evidence = f"{megabytes(swapped or 0)} of this process in swap, {megabytes(came_in or 0)} swapped in while decoding"
+    evidence = f"{megabytes(swapped or 0)} of this process in swap, {megabytes(came_in or 0)} swapped while decoding"
     if s["stall_share"]:
         evidence += f", {s['stall_share']:.0%} of the time stalled for memory"
     share = (swapped or 0) / max(1, (swapped or 0) + (m["process_resident_bytes"] or 0))
