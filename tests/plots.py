@@ -45,7 +45,7 @@ def drawn(plot, *args, **options):
         assert isinstance(ax, Axes) and ax is not given
         ax.figure.canvas.draw()
         if os.environ.get("ROOFLM_PLOTS"):
-            title = re.sub(r"\W+", "_", ax.get_title() or "untitled")[:60]
+            title = re.sub(r"\W+", "_", f"{ax.get_title()} {ax.get_xlabel()} {ax.get_ylabel()}")[:150]
             ax.figure.savefig(Path(os.environ["ROOFLM_PLOTS"]) / f"{title}.png", dpi=80, bbox_inches="tight")
     return ax
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any, Callable, TypeVar
 
 MODEL_HELP = "path of a GGUF file, or a name that fetch knows (smollm2, gemma3-270m, ...)"
 COMPUTE = ("auto", "int8", "int16", "f32")
@@ -25,6 +26,32 @@ def natural(text: str) -> int:
 
 for _check, _name in ((positive, "positive integer"), (natural, "integer")):
     _check.__name__ = _name  # argparse shows it: "invalid positive integer value"
+
+
+def tokens(text: str) -> int:
+    """A count of tokens: 4096, or 4k for 4096."""
+    scale = 1024 if text[-1:].lower() == "k" else 1
+    return natural(text[:-1] if scale > 1 else text) * scale
+
+
+tokens.__name__ = "number of tokens"
+
+T = TypeVar("T")
+
+
+def listed(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Comma-separated values, each of kind."""
+
+    def parse(text: str) -> list[T]:
+        return [kind(part) for part in text.split(",")]
+
+    parse.__name__ = f"list of {kind.__name__}"
+    return parse
+
+
+def single(values: Any) -> Any:
+    """The value of a list of one, so that it does not count as a sweep."""
+    return values[0] if isinstance(values, list) and len(values) == 1 else values
 
 
 def session_arguments(p: argparse.ArgumentParser, compute: str, kv: str) -> None:

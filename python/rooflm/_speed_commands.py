@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subcommands about speed and the machine: kernels, machine, demo, bench, synth."""
+"""Subcommands about speed and the machine: kernels, machine, demo, synth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from rooflm._output import emit, megabytes, show, table
+from rooflm._output import emit, show, table
 
 DEMO_PROMPT = "Memory bandwidth decides how fast a language model answers, because"
 DEMO_PREFILL = 256  # tokens of the measured prompt
@@ -44,59 +44,10 @@ def machine(args: argparse.Namespace) -> int:
     return 0
 
 
-def bench(args: argparse.Namespace) -> int:
-    import rooflm
-    from rooflm.fetching import resolve_model
-
-    result = rooflm.bench(
-        resolve_model(args.model),
-        prompt=args.prompt,
-        gen=args.gen,
-        depth=args.depth,
-        kv=args.kv,
-        compute=args.compute,
-        threads=args.threads,
-        kernel=args.kernel,
-        cpus=args.cpus,
-        repeats=args.repeats,
-        progress=_line_on_terminal if sys.stderr.isatty() and not args.json else None,
-    )
-    if args.json:
-        emit(result)
-        return 0
-    for row in result.summary():
-        print(_speed_lines(row))
-    return 0
-
-
-def _line_on_terminal(text: str) -> None:
-    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _speed_lines(row: dict[str, Any]) -> str:
-    """The figures of one setting, each with its unit; prefill and decode apart."""
-
-    def number(key: str, digits: int = 1) -> str:
-        return "-" if row[key] is None else f"{row[key]:.{digits}f}"
-
-    lines = [
-        f"prompt {row['prompt']}, generated {row['gen']}, depth {row['depth']}, kv {row['kv']}, "
-        f"compute {row['compute']}, {row['threads']} threads, {row['repeats']} repetitions (medians)",
-        f"  prefill          {number('prefill_tps')} tok/s",
-        f"  first token      {number('ttft_ms')} ms",
-        f"  decode           {number('decode_tps')} tok/s",
-        f"  bytes per token  {megabytes(row['bytes_per_token'])}",
-        f"  read bandwidth   {number('read_gbs')} GB/s of the same bytes, the better of before and after",
-        f"  ceiling          {number('ceiling_tps')} tok/s",
-    ]
-    if row["ceiling_share"] is not None:
-        lines.append(f"  share            {100 * row['ceiling_share']:.0f} % of the ceiling")
-    return "\n".join(lines)
-
-
 def demo(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import FetchError
+    from rooflm.measuring.commands import speed_lines
 
     synthetic = False
     try:
@@ -116,7 +67,7 @@ def demo(args: argparse.Namespace) -> int:
                 print(piece, end="", flush=True)
         threads, isa = session.n_threads, session.isa
         agreement = exact_path_agreement(model, [*generation.prompt_ids, *generation.ids], threads)
-    result = rooflm.bench(model, prompt=DEMO_PREFILL, gen=max(args.n, 2), threads=threads, repeats=3)
+    result = rooflm.bench(model, prompt=DEMO_PREFILL, gen=max(args.n, 2), threads=threads, repeats=3, progress=False)
     row = result.summary()[0]
     record = {
         "schema": 1,
@@ -133,7 +84,7 @@ def demo(args: argparse.Namespace) -> int:
     if args.json:
         emit(record)
         return 0
-    print(f"\n\n{_speed_lines(row)}")
+    print(f"\n\n{speed_lines(row)}")
     print(
         f"  exact path       top choice equal at {agreement['top1_equal']} of {agreement['positions']} positions, "
         f"mean KL(exact || {agreement['compute']}) {agreement['kl_mean']:.1e} nats"

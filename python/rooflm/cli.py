@@ -87,16 +87,6 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("-n", type=positive, default=64, metavar="TOKENS", help="tokens to generate (default 64)")
     p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
 
-    p = command("bench", "_speed_commands", "prefill and decode speed beside the ceiling, measured around each run")
-    p.add_argument("model", help=MODEL_HELP)
-    p.add_argument("--prompt", type=positive, default=512, metavar="TOKENS", help="prompt tokens (default 512)")
-    p.add_argument("--gen", type=positive, default=64, metavar="TOKENS", help="generated tokens (default 64)")
-    p.add_argument("--depth", type=natural, default=0, metavar="TOKENS", help="context before the prompt (default 0)")
-    p.add_argument("--repeats", type=positive, default=3, help="measured runs after one warm-up (default 3)")
-    p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
-    p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
-    session_arguments(p, "auto", "f16")
-
     p = command("synth", "_speed_commands", "write a synthetic model: valid random blocks at a real shape")
     p.add_argument("out", metavar="OUT", help="file to write")
     p.add_argument("--arch", default="llama", help="architecture (default llama)")

@@ -10,6 +10,7 @@ import uuid
 from typing import Any, Optional, Sequence, Union
 
 from rooflm._keywords import checked_keywords
+from rooflm._output import plain
 from rooflm._progress import Progress, ProgressArg
 from rooflm.measuring.ceilings import kv_value_bytes
 from rooflm.measuring.cooling import Cooldown, check_cooldown, cool_down
@@ -109,6 +110,7 @@ def bench(
     runs = [(repeat, i) for repeat in range(repeats) for i in shuffled(len(settings), seed, repeat)]
     file = RecordFile(out, resume=resume) if out is not None else None
     records: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
     try:
         asked = [{**s, "model": loaded.manifest(s)["sha256"], "seed": seed} for s in settings]
         if file:
@@ -132,7 +134,7 @@ def bench(
                     rest = cool_down(cooldown)
                 bar.show(f"run {k + 1} of {len(todo)}: {where}, repetition {repeat + 1} of {repeats}")
                 record = about.record(model, s, loaded.manifest(s), run_once(model, s, seed=seed, caches=about.caches))
-                record.update(repeat=repeat, order=len(records), cooldown=rest, asked=asked[i])
+                record = plain({**record, "repeat": repeat, "order": len(records), "cooldown": rest, "asked": asked[i]})
                 if file:
                     file.append(record)
                 records.append(record)
@@ -140,12 +142,12 @@ def bench(
         finally:
             bar.close()
     except KeyboardInterrupt as e:
-        e.results = Results(in_order(records))  # type: ignore[attr-defined]
+        e.results = Results(in_order(records, asked))  # type: ignore[attr-defined]
         raise
     finally:
         if file:
             file.close()
-    return Results(in_order(records))
+    return Results(in_order(records, asked))
 
 
 def check_setting(s: dict[str, Any]) -> None:
@@ -163,12 +165,10 @@ def shuffled(n: int, seed: int, repeat: int) -> list[int]:
     return order
 
 
-def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By setting, then repetition; `order` keeps the order in which they ran."""
-    first: dict[str, int] = {}
-    for r in records:
-        first.setdefault(record_line(r["setting"]), len(first))
-    return sorted(records, key=lambda r: (first[record_line(r["setting"])], r["repeat"]))
+def in_order(records: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By setting as asked for, then repetition; `order` keeps the order in which they ran."""
+    place = {record_line(a): i for i, a in enumerate(asked)}
+    return sorted(records, key=lambda r: (place.get(record_line(r.get("asked") or {}), len(place)), r.get("repeat", 0)))
 
 
 class About:

@@ -59,6 +59,7 @@ def model_manifest(gguf: _core.GGUF, *, full_hash: bool = False) -> dict[str, An
         "sha256": sha256,
         "sha256_of": covers,
         "file_bytes": gguf.nbytes,
+        "tensor_bytes": nbytes,
         "n_params": elements,
         "bits_per_weight": 8.0 * nbytes / elements if elements else None,
         "types": {t["type"]: t["share"] for t in types},

@@ -11,14 +11,18 @@ import html
 import json
 import os
 import statistics
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, TypeVar, Union, overload
 
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, plain, table
 from rooflm.measuring.recording import PathLike, read_records, record_line
 
 if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
     from rooflm.measuring.contrast import Contrast
+    from rooflm.measuring.environments import Merged
 
 SCHEMA = 1
 
@@ -129,8 +133,8 @@ class Results:
     @checked_keywords
     def contrast(self, a: Any, b: Any, *, by: str, metric: str = "decode_tps") -> Contrast:
         """The records with value a of fact `by` against those with value b, such as contrast("f16", "q8_0", by="kv").
-        a and b may also be Results of their own. by: "kv", "model", "threads", "compute", "depth", "device", "hardware",
-        ... (rooflm.measuring.contrast.FACTS). metric: the figure that .effect compares.
+        a and b may also be Results of their own. by: "kv", "model", "threads", "compute", "depth", "device", ...
+        (rooflm.measuring.contrast.FACTS has them all). metric: the figure that .effect compares.
 
         .moved says what differs, .confounded what differs and does not follow from `by`, and .effect is b over a with
         a 95 % interval; it raises when something confounds."""
@@ -166,7 +170,75 @@ class Results:
         """Reads lines of JSON that save() or bench(out=) wrote. A cut-off last line is left out with a warning."""
         return cls(read_records(path))
 
+    @checked_keywords
+    def to_sqlite(self, path: PathLike) -> int:
+        """Adds the records that the database at path does not have yet (it is made when missing), and gives their
+        number. Table runs has one row per record with the whole of it as JSON, tokens the time of each token."""
+        from rooflm.measuring.exporting import write_sqlite
+
+        return write_sqlite(self.records, path)
+
+    @classmethod
+    def from_sqlite(cls, path: PathLike) -> Results:
+        from rooflm.measuring.exporting import read_sqlite
+
+        return cls(read_sqlite(path))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per run; what is nested has dotted names, such as `sensors.others_busy`."""
+        from rooflm.measuring.exporting import runs_frame
+
+        return runs_frame(self.records)
+
+    def tokens(self) -> pandas.DataFrame:
+        """One row per token: run (position in records), the setting, repeat, token, attended (positions before it),
+        time_s since the start of the prompt, gap_s since the token before."""
+        from rooflm.measuring.exporting import tokens_frame
+
+        return tokens_frame(self.records)
+
+    def to_llama_bench(self, path: Optional[PathLike] = None) -> list[dict[str, Any]]:
+        """The tests as `llama-bench -o json` writes them; to a file as well when path is given."""
+        from rooflm.measuring.exporting import llama_bench
+
+        return _written(llama_bench(self.groups()), path)
+
+    def to_pyperf(self, path: Optional[PathLike] = None) -> dict[str, Any]:
+        """A suite for `python -m pyperf compare_to`, in seconds per token; to a file as well when path is given."""
+        from rooflm.measuring.exporting import pyperf_suite
+
+        return _written(pyperf_suite(self.groups()), path)
+
+    # ---- several machines ----
+
+    def environments(self) -> list[dict[str, Any]]:
+        """What tells the environments in which these records were measured apart: one row each."""
+        from rooflm.measuring.environments import environments
+
+        return environments(self.records)
+
+    def merged(self, metric: str = "decode_tps") -> Merged:
+        """One table over all environments: a row per setting, a column per environment with the median of metric."""
+        from rooflm.measuring.environments import Merged
+
+        return Merged(self.records, metric)
+
     # ---- pictures and tables ----
+
+    def to_markdown(self) -> str:
+        """The table of medians in Markdown."""
+        from rooflm.measuring.exporting import markdown
+
+        rows = self.summary()
+        return markdown(rows, self._columns(rows))
+
+    @checked_keywords
+    def plot(self, ax: Optional[Axes] = None, *, y: str = "decode_tps", x: Optional[str] = None) -> Axes:
+        """Each run as a dot and the median of each setting, with the range of its runs; for decode_tps the ceiling as
+        well. y: a figure of the records. x: a setting; default the first number that varies."""
+        from rooflm.measuring.plots import plot_results
+
+        return plot_results(self, ax, y, x)
 
     def _columns(self, rows: list[dict[str, Any]]) -> tuple[str, ...]:
         """Settings that differ between the rows, then the figures; a single row shows all its settings."""
@@ -183,3 +255,13 @@ class Results:
         rows = self.summary()
         caption = html.escape(self._caption or CAPTION)
         return f"<p>{caption}</p>{html_table(rows, self._columns(rows))}"
+
+
+T = TypeVar("T")
+
+
+def _written(value: T, path: Optional[PathLike]) -> T:
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(plain(value), f, allow_nan=False)
+    return value
