@@ -32,9 +32,9 @@ def bench(args: argparse.Namespace) -> int:
             progress=False if args.json else None,
         )
     except KeyboardInterrupt as e:
-        result = getattr(e, "results", None)
-        if not result:
+        if not getattr(e, "results", None):
             raise
+        result = e.results  # type: ignore[attr-defined]
         interrupted = True
     if args.json:
         emit(result)

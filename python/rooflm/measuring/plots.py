@@ -102,8 +102,8 @@ def _draw(ax: Axes, name: str, points: Sequence[tuple[float, list[float], float]
     ceilings = [c for _, _, c in points]
     if any(c == c for c in ceilings):
         dashes = "--" if style == "-" else "none"
-        named = {"color": color, "alpha": 0.7, "label": f"ceiling, {name}"}
-        ax.plot(xs, ceilings, linestyle=dashes, marker="_", markersize=12, **named)
+        (roof,) = ax.plot(xs, ceilings, linestyle=dashes, color=color, alpha=0.7, label=f"ceiling, {name}")
+        roof.set(marker="_", markersize=12)
 
 
 def _subject(results: Results) -> str:
