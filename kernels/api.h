@@ -9,6 +9,7 @@
 //   attn      scores and values over one 64-token KV page
 //   vec       norms, RoPE, softmax, activations, adds
 //   read      plain reads, for measuring bandwidth
+//   quant     searches of the quantizer (quant.h)
 #ifndef RL_KERNELS_API_H
 #define RL_KERNELS_API_H
 
@@ -28,6 +29,7 @@ typedef enum rl_family {
     RL_FAM_ATTN,
     RL_FAM_VEC,
     RL_FAM_READ,
+    RL_FAM_QUANT,
     RL_FAM_COUNT
 } rl_family;
 

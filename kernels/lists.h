@@ -7,3 +7,4 @@
 #include "kernels/list_vec.h"
 #include "kernels/list_tile.h"
 #include "kernels/list_read.h"
+#include "kernels/list_quant.h"

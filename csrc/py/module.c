@@ -33,6 +33,7 @@ static int module_exec(PyObject *m) {
         rl_py_add_tokenizer, //
         rl_py_add_model,     //
         rl_py_add_build,     //
+        rl_py_add_quantize,  //
     };
     rl_state *st = rl_state_of_module(m);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

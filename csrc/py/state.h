@@ -78,5 +78,6 @@ int rl_py_add_machine(PyObject *m, rl_state *st);
 int rl_py_add_sampler(PyObject *m, rl_state *st);
 int rl_py_add_model(PyObject *m, rl_state *st);
 int rl_py_add_build(PyObject *m, rl_state *st);
+int rl_py_add_quantize(PyObject *m, rl_state *st);
 
 #endif

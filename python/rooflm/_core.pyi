@@ -112,6 +112,16 @@ class Tensor:
     def __matmul__(self, x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]: ...
 
 def _dequantize(kernel: str, raw: Any, out: Any, repeats: int = 1, /) -> float: ...
+def quantize_rows(
+    x: _F32,
+    type: str,
+    importance: Optional[_F32] = None,
+    out: Optional[np.ndarray[Any, np.dtype[np.uint8]]] = None,
+    *,
+    threads: int = 1,
+    errors: Optional[np.ndarray[Any, np.dtype[np.float64]]] = None,
+    isa: Optional[str] = None,
+) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
 def _vec(
     name: str, out: Any, x: Any, a: Any = None, b: Any = None, *, s: float = 0.0, heads: int = 1, repeat: int = 1
 ) -> Union[None, float, int]: ...
