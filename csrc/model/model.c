@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // The number of logits is what the embedding has rows for; a vocabulary may be shorter (padded embeddings), not longer.
 static rl_status read_vocabulary_size(rl_model *m, rl_err *err) {
@@ -24,15 +25,25 @@ static rl_status read_vocabulary_size(rl_model *m, rl_err *err) {
 static rl_status open_parts(rl_model *m, rl_err *err) {
     RL_TRY(rl_hparams_read(&m->hp, m->file, &m->notes, err));
     RL_TRY(read_vocabulary_size(m, err));
-    return rl_weights_bind(&m->w, &m->hp, m->file, err);
+    return rl_weights_bind(&m->w, &m->hp, m->file, m->replaced, m->n_replaced, err);
 }
 
-rl_status rl_model_open(rl_model **out, rl_gguf *file, rl_err *err) {
+static rl_status keep_replaced(rl_model *m, const rl_tensor *replaced, size_t n, rl_err *err) {
+    if (!n) return RL_OK;
+    m->replaced = calloc(n, sizeof *replaced);
+    if (!m->replaced) return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu replaced tensors", n);
+    memcpy(m->replaced, replaced, n * sizeof *replaced);
+    m->n_replaced = n;
+    return RL_OK;
+}
+
+rl_status rl_model_open(rl_model **out, rl_gguf *file, const rl_tensor *replaced, size_t n_replaced, rl_err *err) {
     rl_model *m = calloc(1, sizeof *m);
     if (!m) return rl_fail(err, RL_ERR_NOMEM, "no memory for a model");
     m->refs = 1;
     m->file = rl_gguf_ref(file);
-    rl_status s = open_parts(m, err);
+    rl_status s = keep_replaced(m, replaced, n_replaced, err);
+    if (s == RL_OK) s = open_parts(m, err);
     if (s != RL_OK) {
         rl_model_release(m);
         return s;
@@ -51,6 +62,7 @@ void rl_model_release(rl_model *m) {
     if (!m || __atomic_sub_fetch(&m->refs, 1, __ATOMIC_ACQ_REL)) return;
     rl_weights_free(&m->w);
     rl_gguf_release(m->file);
+    free(m->replaced);
     free(m);
 }
 

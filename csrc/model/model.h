@@ -10,11 +10,14 @@ typedef struct rl_model {
     rl_hparams hp;
     rl_weights w;
     rl_notes notes;
+    rl_tensor *replaced; // own copies; names and data are the caller's
+    size_t n_replaced;
     int refs; // atomic
 } rl_model;
 
-/// Opens a model over a file; takes its own reference to it.
-rl_status rl_model_open(rl_model **out, rl_gguf *file, rl_err *err);
+/// Opens a model over a file; takes its own reference to it. `replaced` (n_replaced, or NULL) stand in for tensors of
+/// the file: their names and data must outlive the model.
+rl_status rl_model_open(rl_model **out, rl_gguf *file, const rl_tensor *replaced, size_t n_replaced, rl_err *err);
 rl_model *rl_model_ref(rl_model *m);
 void rl_model_release(rl_model *m);
 

@@ -15,7 +15,9 @@ typedef struct binder {
     const rl_hparams *hp;
     const rl_gguf *g;
     rl_err *err;
-    unsigned char *used; // one per tensor of the file
+    const rl_tensor *replaced;
+    size_t n_replaced;
+    unsigned char *used; // one per tensor of the file, then one per replaced
     size_t vector_room, vector_used;
     rl_status status;
     char name[128];
@@ -28,6 +30,11 @@ static const rl_tensor *find(binder *b, int layer, const char *suffix) {
         snprintf(b->name, sizeof b->name, "%s", suffix);
     const rl_tensor *t = rl_gguf_tensor(b->g, b->name);
     if (t) b->used[t - rl_gguf_tensor_at(b->g, 0)] = 1;
+    for (size_t i = 0; i < b->n_replaced; i++)
+        if (!strcmp(b->replaced[i].name, b->name)) {
+            b->used[rl_gguf_n_tensors(b->g) + i] = 1;
+            return &b->replaced[i];
+        }
     return t;
 }
 
@@ -217,13 +224,20 @@ static rl_status refuse_unread(binder *b) {
                        "the output",
                        t->name, b->hp->arch->name);
     }
+    for (size_t i = 0; i < b->n_replaced; i++)
+        if (!b->used[rl_gguf_n_tensors(b->g) + i])
+            return rl_fail(b->err, RL_ERR_ARG,
+                           "tensor '%.100s' cannot be replaced: architecture '%s' reads none of that "
+                           "name here",
+                           b->replaced[i].name, b->hp->arch->name);
     return RL_OK;
 }
 
-rl_status rl_weights_bind(rl_weights *w, const rl_hparams *hp, const rl_gguf *g, rl_err *err) {
+rl_status rl_weights_bind(rl_weights *w, const rl_hparams *hp, const rl_gguf *g, const rl_tensor *replaced,
+                          size_t n_replaced, rl_err *err) {
     memset(w, 0, sizeof *w);
-    size_t n_tensors = rl_gguf_n_tensors(g);
-    binder b = {.w = w, .hp = hp, .g = g, .err = err, .status = RL_OK};
+    size_t n_tensors = rl_gguf_n_tensors(g) + n_replaced;
+    binder b = {.w = w, .hp = hp, .g = g, .replaced = replaced, .n_replaced = n_replaced, .err = err, .status = RL_OK};
     w->layers = calloc(hp->n_layer, sizeof *w->layers);
     b.used = calloc(n_tensors ? n_tensors : 1, 1);
     if (!w->layers || !b.used) {

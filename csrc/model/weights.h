@@ -32,7 +32,10 @@ typedef struct rl_weights {
 } rl_weights;
 
 /// Finds every tensor the architecture's row asks for, checks shapes, refuses tensors that nothing would read.
-rl_status rl_weights_bind(rl_weights *w, const rl_hparams *hp, const rl_gguf *g, rl_err *err);
+/// Tensors in `replaced` stand in for those of the file with their names, or add to them (output.weight, where the file
+/// ties it to the embedding); they must outlive the weights.
+rl_status rl_weights_bind(rl_weights *w, const rl_hparams *hp, const rl_gguf *g, const rl_tensor *replaced,
+                          size_t n_replaced, rl_err *err);
 void rl_weights_free(rl_weights *w);
 
 #endif

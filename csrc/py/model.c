@@ -5,11 +5,11 @@
 #include "py/gguf.h"
 
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"file", "load", NULL};
+    static char *names[] = {"file", "load", "replace", NULL};
     rl_state *st = rl_state_of_type(type);
-    PyObject *file;
+    PyObject *file, *replace = Py_None;
     const char *load = "auto";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$s:Model", names, &file, &load)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:Model", names, &file, &load, &replace)) return NULL;
     PyObject *gguf;
     if (PyObject_TypeCheck(file, st->GGUFType)) {
         gguf = Py_NewRef(file);
@@ -27,9 +27,15 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->gguf = gguf;
+    if (replace != Py_None && !(self->replaced = rl_py_replaced(replace))) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    size_t n_replaced = 0;
+    const rl_tensor *replaced = self->replaced ? rl_py_replaced_tensors(self->replaced, &n_replaced) : NULL;
     rl_err err;
     rl_err_clear(&err);
-    if (rl_model_open(&self->model, g, &err) != RL_OK) {
+    if (rl_model_open(&self->model, g, replaced, n_replaced, &err) != RL_OK) {
         rl_raise(st, &err);
         Py_DECREF(self);
         return NULL;
@@ -61,6 +67,7 @@ static void model_dealloc(py_model *self) {
     PyObject_GC_UnTrack(self);
     model_clear(self);
     rl_model_release(self->model);
+    rl_py_replaced_free(self->replaced); // after the model that reads them
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -245,8 +252,9 @@ static PyMethodDef model_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyDoc_STRVAR(model_doc, "Model(file, *, load='auto')\n--\n\n"
-                        "A GGUF file bound to its architecture. `file` is a path or a GGUF.\n\n"
+PyDoc_STRVAR(model_doc, "Model(file, *, load='auto', replace=None)\n--\n\n"
+                        "A GGUF file bound to its architecture. `file` is a path or a GGUF. `replace` is a list of\n"
+                        "(name, type, shape, buffer): tensors in memory that stand in for the file's.\n\n"
                         "Raises FormatError naming the key or tensor that is missing or wrong, and Error for an\n"
                         "architecture or setting that this engine cannot honour. A metadata key that has no effect\n"
                         "gives one FallbackWarning and stands in .notes.");

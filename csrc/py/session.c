@@ -55,19 +55,51 @@ static int kv_layout(const char *name, rl_kv_layout *out) {
     return -1;
 }
 
+// [(pattern, compute)]; the texts stay those of the tuples, which the caller holds.
+static int compute_rules(PyObject *list, rl_compute_rule **out, size_t *n) {
+    *out = NULL;
+    *n = 0;
+    if (list == Py_None) return 0;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "rules must be a list of (pattern, compute)");
+        return -1;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    rl_compute_rule *rules = PyMem_Calloc(count ? (size_t)count : 1, sizeof *rules);
+    if (!rules) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pair = PyList_GET_ITEM(list, i);
+        const char *compute;
+        if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "ss:rules", &rules[i].pattern, &compute) ||
+            rl_py_compute(compute, &rules[i].compute) < 0) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "rules must be a list of (pattern, compute)");
+            PyMem_Free(rules);
+            return -1;
+        }
+    }
+    *out = rules;
+    *n = (size_t)count;
+    return 0;
+}
+
 static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"model",  "n_ctx",  "kv",        "n_threads", "n_batch", "compute", "cpus",
-                            "kernel", "layout", "rope_base", "isa",       "blas",    NULL};
+    static char *names[] = {"model",  "n_ctx",     "kv",  "n_threads", "n_batch", "compute", "cpus", "kernel",
+                            "layout", "rope_base", "isa", "blas",      "rules",   "window",  NULL};
     rl_state *st = rl_state_of_type(type);
     py_model *model;
     Py_ssize_t n_ctx = 4096, n_batch = 512;
     PyObject *threads = Py_None;
     const char *kv = "f16", *compute = "auto", *kernel = NULL, *layout = "tile";
     const char *blas = NULL;
-    PyObject *cpus = Py_None, *isa = Py_None;
+    PyObject *cpus = Py_None, *isa = Py_None, *rules = Py_None;
     double rope_base = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOz:Session", names, st->ModelType, &model, &n_ctx, &kv,
-                                     &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa, &blas))
+    Py_ssize_t window = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOzOn:Session", names, st->ModelType, &model, &n_ctx,
+                                     &kv, &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa,
+                                     &blas, &rules, &window))
         return NULL;
     rl_py_placement place;
     if (rl_py_place(st, threads, cpus, &place) < 0) return NULL;
@@ -83,6 +115,11 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_SetString(PyExc_ValueError, "rope_base must be positive, or 0 for the file's own");
         return NULL;
     }
+    if (window < 0) {
+        PyErr_Format(PyExc_ValueError, "window is %zd: it must be positive, or 0 for the file's own", window);
+        return NULL;
+    }
+    o.window = (size_t)window;
     o.n_ctx = (size_t)n_ctx;
     o.n_batch = (size_t)n_batch;
     if (rl_py_kv_parse(kv, &o.type_k, &o.type_v) < 0 || rl_py_compute(compute, &o.compute) < 0 ||
@@ -93,7 +130,13 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     rl_err_clear(&err);
     rl_engine *engine = NULL;
     py_session *self = NULL;
-    if (blas && rl_blas_open(&o.blas, blas, &err) != RL_OK) return rl_raise(st, &err);
+    rl_compute_rule *own_rules;
+    if (compute_rules(rules, &own_rules, &o.n_rules) < 0) return NULL;
+    o.rules = own_rules;
+    if (blas && rl_blas_open(&o.blas, blas, &err) != RL_OK) {
+        PyMem_Free(own_rules);
+        return rl_raise(st, &err);
+    }
     if (rl_engine_create(&engine, model->model, &o, &err) != RL_OK) {
         rl_raise(st, &err);
     } else if ((self = alloc(type, model))) {
@@ -107,6 +150,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     rl_engine_release(engine);
     rl_blas_release(o.blas);
+    PyMem_Free(own_rules);
     return (PyObject *)self;
 }
 
@@ -493,13 +537,16 @@ static PyMethodDef session_methods[] = {
     {"kernels", (PyCFunction)session_kernels, METH_VARARGS,
      "kernels($self, n_tokens=1, /)\n--\n\nPer matrix, the kernel that multiplies n_tokens tokens: a list of {'layer', "
      "'op', 'type', 'kernel', 'isa', 'tensor'}."},
+    {"_contrast", (PyCFunction)rl_py_session_contrast, METH_VARARGS,
+     "_contrast($self, tokens, reference, next, start, /)\n--\n\nEvaluates tokens and compares the logits of rows from "
+     "`start` on with those of the reference, see _contrast_rows."},
     {"_step_many", (PyCFunction)rl_py_session_step_many, METH_VARARGS | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 PyDoc_STRVAR(session_doc, "Session(model, *, n_ctx=4096, kv='f16', n_threads=None, n_batch=512, compute='auto', "
                           "cpus=None, kernel=None, layout='tile', "
-                          "rope_base=0.0, isa=None, blas=None)\n--\n\n"
+                          "rope_base=0.0, isa=None, blas=None, rules=None, window=0)\n--\n\n"
                           "One sequence of tokens with its KV cache. Use Model.session(), which has defaults.");
 
 static PyType_Slot session_slots[] = {
@@ -517,7 +564,7 @@ static PyType_Spec session_spec = {
 
 int rl_py_add_session(PyObject *m, rl_state *st) {
     import_array1(-1);
-    if (rl_py_taps_init() < 0 || rl_py_session_eval_init() < 0) return -1;
+    if (rl_py_taps_init() < 0 || rl_py_session_eval_init() < 0 || rl_py_add_contrast(m) < 0) return -1;
     st->SessionType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &session_spec, NULL);
     return st->SessionType ? PyModule_AddObjectRef(m, "Session", (PyObject *)st->SessionType) : -1;
 }

@@ -10,8 +10,9 @@
 
 typedef struct py_model {
     PyObject_HEAD rl_model *model;
-    PyObject *gguf;      // the Python object, for .gguf
-    PyObject *tokenizer; // made when first asked for
+    PyObject *gguf;               // the Python object, for .gguf
+    PyObject *tokenizer;          // made when first asked for
+    struct rl_replaced *replaced; // replace.c: tensors in memory that stand in for the file's
 } py_model;
 
 typedef struct py_session {
@@ -28,6 +29,12 @@ typedef struct py_session {
 int rl_py_session_enter(rl_state *st, py_session *s);
 void rl_py_session_leave(py_session *s);
 
+// replace.c
+/// Reads [(name, type, shape, buffer)]; keeps the buffers until rl_py_replaced_free. NULL with an exception set.
+struct rl_replaced *rl_py_replaced(PyObject *list);
+const rl_tensor *rl_py_replaced_tensors(const struct rl_replaced *r, size_t *n);
+void rl_py_replaced_free(struct rl_replaced *r);
+
 // taps.c
 int rl_py_taps_init(void);
 /// Name of a tap: "blk.3.resid_post", "final_norm".
@@ -42,9 +49,17 @@ void rl_py_capture_free(struct rl_capture *c);
 
 // session_eval.c
 int rl_py_session_eval_init(void);
+/// Token ids as a new one-dimensional int32 array, or NULL with an exception set.
+PyObject *rl_py_token_array(PyObject *tokens);
+/// Runs an eval of an entered session without the GIL, with its taps and trace; -1 with an exception set.
+int rl_py_run_eval(py_session *s, rl_eval *ev);
 PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs);
 PyObject *rl_py_session_logprobs(py_session *self, PyObject *args, PyObject *kwargs);
 PyObject *rl_py_session_step_many(PyTypeObject *type, PyObject *args);
+
+// contrast.c
+int rl_py_add_contrast(PyObject *m);
+PyObject *rl_py_session_contrast(py_session *self, PyObject *args);
 
 // session.c
 int rl_py_add_session(PyObject *m, rl_state *st);

@@ -6,12 +6,13 @@
 #include <numpy/arrayobject.h>
 
 #include "py/kernels.h"
+#include "run/score.h"
 
 static rl_state *state_of(py_session *self) {
     return rl_state_of_type(Py_TYPE(self));
 }
 
-static PyObject *token_array(PyObject *tokens) {
+PyObject *rl_py_token_array(PyObject *tokens) {
     PyObject *any = PyArray_FROM_O(tokens);
     if (!any) return NULL;
     PyArrayObject *a = (PyArrayObject *)any;
@@ -113,7 +114,7 @@ static int warn_unpinned(rl_state *st, py_session *self) {
     return 0;
 }
 
-static int run_eval(py_session *self, rl_eval *ev) {
+int rl_py_run_eval(py_session *self, rl_eval *ev) {
     rl_state *st = state_of(self);
     rl_err err;
     rl_err_clear(&err);
@@ -135,7 +136,7 @@ PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs)
     static char *names[] = {"tokens", "logits", "out", NULL};
     PyObject *tokens, *spec = NULL, *out = Py_None, *result = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:eval", names, &tokens, &spec, &out)) return NULL;
-    PyObject *ids = token_array(tokens);
+    PyObject *ids = rl_py_token_array(tokens);
     if (!ids) return NULL;
     Py_ssize_t n = PyArray_SIZE((PyArrayObject *)ids);
     rl_eval ev = {.tokens = PyArray_DATA((PyArrayObject *)ids), .n_tok = (size_t)n};
@@ -150,11 +151,11 @@ PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs)
     if (rl_py_session_enter(state_of(self), self) < 0) goto done;
     bool wants_none = PyUnicode_Check(text) && PyUnicode_CompareWithASCIIString(text, "none") == 0;
     if (wants_none) {
-        if (run_eval(self, &ev) == 0) result = Py_NewRef(Py_None);
+        if (rl_py_run_eval(self, &ev) == 0) result = Py_NewRef(Py_None);
     } else {
         result = logits_array(out, ev.n_out, rl_engine_model(self->s->engine)->hp.n_vocab, one_row);
         if (result) ev.logits = PyArray_DATA((PyArrayObject *)result);
-        if (result && run_eval(self, &ev) < 0) Py_CLEAR(result);
+        if (result && rl_py_run_eval(self, &ev) < 0) Py_CLEAR(result);
     }
     rl_py_session_leave(self);
 done:
@@ -174,21 +175,6 @@ typedef struct scorer {
     float *top_values; // rows x top, log-probabilities, descending
 } scorer;
 
-static void top_of_row(const float *x, size_t vocab, size_t top, double lse, int32_t *ids, float *values) {
-    size_t have = 0;
-    for (size_t i = 0; i < vocab; i++) {
-        if (have == top && !(x[i] > values[top - 1])) continue;
-        size_t j = have < top ? have++ : top - 1;
-        for (; j > 0 && x[i] > values[j - 1]; j--) {
-            values[j] = values[j - 1];
-            ids[j] = ids[j - 1];
-        }
-        values[j] = x[i];
-        ids[j] = (int32_t)i;
-    }
-    for (size_t j = 0; j < top; j++) values[j] = (float)(values[j] - lse);
-}
-
 static void score_rows(void *arg, int ith, int nth, float *logits, size_t row0, size_t n_rows) {
     scorer *s = arg;
     for (size_t r = (size_t)ith; r < n_rows; r += (size_t)nth) {
@@ -196,7 +182,9 @@ static void score_rows(void *arg, int ith, int nth, float *logits, size_t row0, 
         size_t row = row0 + r;
         double lse = s->vec->logsumexp(x, s->vocab);
         if (row < s->n_next) s->next[row] = x[s->ids[row + 1]] - lse;
-        if (s->top) top_of_row(x, s->vocab, s->top, lse, s->top_ids + row * s->top, s->top_values + row * s->top);
+        float *best = s->top_values + row * s->top;
+        rl_score_top(x, s->vocab, s->top, s->top_ids + row * s->top, best);
+        for (size_t j = 0; j < s->top; j++) best[j] = (float)(best[j] - lse);
     }
 }
 
@@ -205,7 +193,7 @@ PyObject *rl_py_session_logprobs(py_session *self, PyObject *args, PyObject *kwa
     PyObject *tokens, *next = NULL, *top_ids = NULL, *top_values = NULL, *result = NULL;
     Py_ssize_t top = 0, start = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$nn:logprobs", names, &tokens, &top, &start)) return NULL;
-    PyObject *ids = token_array(tokens);
+    PyObject *ids = rl_py_token_array(tokens);
     if (!ids) return NULL;
     npy_intp n = PyArray_SIZE((PyArrayObject *)ids);
     if (n == 0 || start < 0 || start >= n || top < 0) {
@@ -241,7 +229,7 @@ PyObject *rl_py_session_logprobs(py_session *self, PyObject *args, PyObject *kwa
                       .n_out = (size_t)(n - start),
                       .consume = score_rows,
                       .consume_arg = &s};
-        if (run_eval(self, &ev) == 0) result = PyTuple_Pack(3, next, top_ids, top_values);
+        if (rl_py_run_eval(self, &ev) == 0) result = PyTuple_Pack(3, next, top_ids, top_values);
     }
     rl_py_session_leave(self);
 done:
@@ -273,7 +261,7 @@ static PyObject *step_group(rl_state *st, group *g, Py_ssize_t count, PyObject *
         else if (rl_py_session_enter(st, (py_session *)o) == 0) { // the same one twice is busy
             g->members[g->entered++] = (py_session *)o;
             g->sessions[i] = ((py_session *)o)->s;
-            ids = token_array(PySequence_Fast_GET_ITEM(lists, i));
+            ids = rl_py_token_array(PySequence_Fast_GET_ITEM(lists, i));
         }
         if (!ids || PyList_Append(arrays, ids) < 0) {
             Py_XDECREF(ids);

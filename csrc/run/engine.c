@@ -3,6 +3,8 @@
 // only counts. Nothing is allocated while tokens are computed.
 #include "run/engine_internal.h"
 
+#include <fnmatch.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,18 +16,34 @@ typedef struct planner {
     rl_engine *e;
     const rl_kernel *forced; // opts.kernel, resolved
     bool forced_used;
+    uint64_t rules_used; // bit of each compute rule
     rl_err *err;
     rl_status status;
 } planner;
 
-static void plan(planner *p, rl_linear *lin, const rl_weight *w, int head) {
+#define MAX_RULES 64 // bits of rules_used
+
+static rl_compute compute_of(planner *p, int layer, const char *op) {
+    const rl_engine_opts *o = &p->e->opts;
+    rl_compute compute = o->compute;
+    char full[64];
+    snprintf(full, sizeof full, "blk.%d.%s", layer, op); // of the head, a name that no pattern has in mind
+    for (size_t i = 0; i < o->n_rules; i++)
+        if (!fnmatch(o->rules[i].pattern, op, 0) || !fnmatch(o->rules[i].pattern, full, 0)) {
+            compute = o->rules[i].compute;
+            p->rules_used |= UINT64_C(1) << i;
+        }
+    return compute;
+}
+
+static void plan(planner *p, rl_linear *lin, const rl_weight *w, int layer, const char *op) {
     if (p->status != RL_OK || !w->t) return;
     rl_mat m = {.type = (rl_type)w->t->type_id,
                 .rows = w->rows,
                 .cols = w->cols,
                 .row_bytes = w->t->row_bytes,
                 .data = w->t->data + w->row0 * w->t->row_bytes};
-    rl_linear_opts opts = {.compute = p->e->opts.compute, .head = head, .blas = p->e->opts.blas};
+    rl_linear_opts opts = {.compute = compute_of(p, layer, op), .head = layer < 0, .blas = p->e->opts.blas};
     if (p->forced && p->forced->type == m.type) {
         opts.kernel = p->forced->name;
         p->forced_used = true;
@@ -37,30 +55,39 @@ static rl_status plan_all(rl_engine *e, rl_err *err) {
     const rl_model *m = e->model;
     planner p = {.e = e, .err = err, .status = RL_OK};
     if (e->opts.kernel) RL_TRY(rl_kernel_named(&e->opts.dispatch, e->opts.kernel, &p.forced, err));
+    if (e->opts.n_rules > MAX_RULES)
+        return rl_fail(err, RL_ERR_ARG, "compute has %zu rules, at most %d are taken", e->opts.n_rules, MAX_RULES);
     for (uint32_t i = 0; i < m->hp.n_layer; i++) {
         const rl_layer *l = &m->w.layers[i];
         rl_layer_plan *lp = &e->plans[i];
-        plan(&p, &lp->q, &l->q, 0);
-        plan(&p, &lp->k, &l->k, 0);
-        plan(&p, &lp->v, &l->v, 0);
-        plan(&p, &lp->o, &l->o, 0);
-        plan(&p, &lp->gate, &l->gate, 0);
-        plan(&p, &lp->up, &l->up, 0);
-        plan(&p, &lp->down, &l->down, 0);
-        plan(&p, &lp->router, &l->router, 0);
-        plan(&p, &lp->gate_exps, &l->gate_exps, 0);
-        plan(&p, &lp->up_exps, &l->up_exps, 0);
-        plan(&p, &lp->down_exps, &l->down_exps, 0);
-        plan(&p, &lp->gate_sh, &l->gate_sh, 0);
-        plan(&p, &lp->up_sh, &l->up_sh, 0);
-        plan(&p, &lp->down_sh, &l->down_sh, 0);
+        plan(&p, &lp->q, &l->q, (int)i, "attn_q");
+        plan(&p, &lp->k, &l->k, (int)i, "attn_k");
+        plan(&p, &lp->v, &l->v, (int)i, "attn_v");
+        plan(&p, &lp->o, &l->o, (int)i, "attn_output");
+        plan(&p, &lp->gate, &l->gate, (int)i, "ffn_gate");
+        plan(&p, &lp->up, &l->up, (int)i, "ffn_up");
+        plan(&p, &lp->down, &l->down, (int)i, "ffn_down");
+        plan(&p, &lp->router, &l->router, (int)i, "ffn_gate_inp");
+        plan(&p, &lp->gate_exps, &l->gate_exps, (int)i, "ffn_gate_exps");
+        plan(&p, &lp->up_exps, &l->up_exps, (int)i, "ffn_up_exps");
+        plan(&p, &lp->down_exps, &l->down_exps, (int)i, "ffn_down_exps");
+        plan(&p, &lp->gate_sh, &l->gate_sh, (int)i, "ffn_gate_shexp");
+        plan(&p, &lp->up_sh, &l->up_sh, (int)i, "ffn_up_shexp");
+        plan(&p, &lp->down_sh, &l->down_sh, (int)i, "ffn_down_shexp");
     }
-    plan(&p, &e->head, &m->w.output, 1);
+    plan(&p, &e->head, &m->w.output, -1, "output");
     rl_type embed = (rl_type)m->w.embed.t->type_id;
     e->embed = (rl_dequant_fn)rl_kernel_find(&e->opts.dispatch, RL_FAM_DEQUANT, embed, 0, NULL)->fn;
     if (p.status == RL_OK && p.forced && !p.forced_used)
         return rl_fail(err, RL_ERR_KERNEL, "kernel '%s' multiplies %s weights, and this model has none", e->opts.kernel,
                        rl_dtype_of(p.forced->type) ? rl_dtype_of(p.forced->type)->name : "no");
+    for (size_t i = 0; p.status == RL_OK && i < e->opts.n_rules; i++)
+        if (!(p.rules_used >> i & 1))
+            return rl_fail(
+                err, RL_ERR_ARG,
+                "compute has a rule for '%.80s', which is no operation of this model; session.kernels() lists "
+                "them, such as 'attn_q', 'blk.0.ffn_down' and 'output'",
+                e->opts.rules[i].pattern);
     return p.status;
 }
 
@@ -192,11 +219,12 @@ static rl_status allocate(rl_engine *e, rl_err *err) {
 
 static void fill_kv_layers(rl_engine *e) {
     const rl_hparams *hp = &e->model->hp;
-    for (uint32_t i = 0; i < hp->n_layer; i++)
-        e->kv_layers[i] = (rl_kv_layer_config){.n_head_kv = hp->layer[i].n_head_kv,
-                                               .dim_k = hp->dim_k,
-                                               .dim_v = hp->dim_v,
-                                               .window = hp->layer[i].sliding ? hp->window : 0};
+    for (uint32_t i = 0; i < hp->n_layer; i++) {
+        size_t window = hp->layer[i].sliding ? hp->window : 0;
+        if (e->opts.window && (!window || e->opts.window < window)) window = e->opts.window;
+        e->kv_layers[i] = (rl_kv_layer_config){
+            .n_head_kv = hp->layer[i].n_head_kv, .dim_k = hp->dim_k, .dim_v = hp->dim_v, .window = window};
+    }
 }
 
 void rl_engine_kv_config(const rl_engine *e, rl_kv_config *c) {
@@ -243,7 +271,9 @@ rl_status rl_engine_create(rl_engine **out, rl_model *model, const rl_engine_opt
     e->opts = *opts;
     if (e->opts.blas) rl_blas_ref(e->opts.blas);
     rl_status s = build(e, opts, err);
-    e->opts.kernel = NULL; // the caller's string
+    e->opts.kernel = NULL; // the caller's
+    e->opts.rules = NULL;
+    e->opts.n_rules = 0;
     if (s != RL_OK) {
         rl_engine_release(e);
         return s;

@@ -44,6 +44,13 @@ typedef struct rl_taps {
     float *attn_weights; // room for n_tok x n_head x (pos0 + n_tok) of the step's one segment, where wanted
 } rl_taps;
 
+// Another compute for some operations. Patterns as in fnmatch, over "attn_q" and over "blk.3.attn_q"; the output matrix
+// is "output". Of several rules that match the last one holds.
+typedef struct rl_compute_rule {
+    const char *pattern;
+    rl_compute compute;
+} rl_compute_rule;
+
 typedef struct rl_engine_opts {
     rl_dispatch dispatch;
     rl_pool *pool;
@@ -55,6 +62,9 @@ typedef struct rl_engine_opts {
     const char *kernel; // NULL, or the rows kernel every matrix that has one of its type must use
     rl_blas *blas;      // NULL, or OpenBLAS for prompts; the engine takes its own reference
     double rope_base;   // 0: the file's
+    size_t window;      // 0: the file's; else no layer attends further back, as if its sliding window were this
+    const rl_compute_rule *rules; // n_rules of them; read while the engine is made
+    size_t n_rules;
     rl_kv_type type_k, type_v;
     rl_kv_layout layout;
 } rl_engine_opts;

@@ -218,7 +218,7 @@ static bool attend(rl_pass *p, size_t layer) {
                                .pos0 = seg->pos0,
                                .scale = hp->attn_scale,
                                .softcap = hp->attn_softcap,
-                               .window = hp->layer[layer].sliding ? hp->window : 0,
+                               .window = e->kv_layers[layer].window,
                                .causal = true,
                                .scratch = e->attention};
         const rl_taps *taps = p->step->taps;

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rooflm.tracing import Trace
 
 DEFAULT_N_CTX = 4096
+Replacement = Union[_core.Tensor, "tuple[str, np.ndarray]"]  # of a tensor: another one, or its type and raw blocks
 
 
 class LogProbs(NamedTuple):
@@ -61,12 +62,22 @@ class Model:
 
     load: "auto" maps the file (buffered where mapping is refused), "mmap", or "copy" (read into memory of its own,
     which then no longer shares pages with other processes).
+    replace: tensors in memory instead of the file's own, by name: a Tensor of another file, or (type, raw blocks). Norms
+    and biases can be replaced, too. "output.weight" may be added to a model that ties it to the embedding.
     Raises FormatError for a file that is wrong, Error for one whose architecture or types cannot run.
     """
 
     @checked_keywords
-    def __init__(self, path: Union[str, os.PathLike[str], _core.GGUF], *, load: str = "auto") -> None:
-        self._c = _core.Model(path, load=load)
+    def __init__(
+        self,
+        path: Union[str, os.PathLike[str], _core.GGUF],
+        *,
+        load: str = "auto",
+        replace: Optional[Mapping[str, Replacement]] = None,
+    ) -> None:
+        self._c = _core.Model(path, load=load, replace=None)
+        if replace:
+            self._c = _core.Model(self._c.gguf, replace=_replacements(self._c.gguf, replace))
 
     gguf = property(lambda self: self._c.gguf, doc="The open file: metadata and tensors.")
     tokenizer = property(lambda self: self._c.tokenizer, doc="Made from the file's metadata when first asked for.")
@@ -93,13 +104,14 @@ class Model:
         kv: str = "f16",
         n_threads: Optional[int] = None,
         n_batch: int = 512,
-        compute: str = "auto",
+        compute: Union[str, Mapping[str, str]] = "auto",
         cpus: Union[None, str, Sequence[int]] = None,
         kernel: Optional[str] = None,
         layout: str = "tile",
         rope_base: Optional[float] = None,
         isa: Optional[str] = None,
         blas: Optional[str] = None,
+        window: Optional[int] = None,
     ) -> Session:
         """A new, empty session.
 
@@ -108,7 +120,8 @@ class Model:
         n_threads  default: the free big cores of this machine
         n_batch    most tokens evaluated at once
         compute    "int8" or "int16" activations, "f32" the exact path, "auto" the more exact of the integer ones
-                   wherever it costs no speed
+                   wherever it costs no speed; or one for each operation, {"attn_*": "int16", "blk.0.ffn_down": "f32"}:
+                   patterns over the names of kernels(), the last that matches holds, "auto" where none does
         cpus       pin the workers: "0-3,6" or a sequence of numbers
         kernel     names of kernels to use, comma-separated, see rooflm.kernels()
         layout     inside a KV page: "tile", "token" or "head"
@@ -116,6 +129,7 @@ class Model:
         isa        best instruction-set tier to use, such as "avx2"; default ROOFLM_ISA or no limit
         blas       "openblas" or the path of one: it multiplies prompts, as a baseline for compute="f32" (install
                    rooflm[blas], or the system's); see Session.blas for what was found
+        window     no layer attends further back than this many tokens; default the file's own windows
         """
         return Session(
             self,
@@ -130,6 +144,7 @@ class Model:
             rope_base=rope_base,
             isa=isa,
             blas=blas,
+            window=window,
         )
 
     def batch(self, **options: Any) -> Batch:
@@ -166,13 +181,14 @@ class Session:
         kv: str = "f16",
         n_threads: Optional[int] = None,
         n_batch: int = 512,
-        compute: str = "auto",
+        compute: Union[str, Mapping[str, str]] = "auto",
         cpus: Union[None, str, Sequence[int]] = None,
         kernel: Optional[str] = None,
         layout: str = "tile",
         rope_base: Optional[float] = None,
         isa: Optional[str] = None,
         blas: Optional[str] = None,
+        window: Optional[int] = None,
     ) -> None:
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
@@ -181,6 +197,9 @@ class Session:
                 raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
             if not 1 <= value < 1 << 31:
                 raise ValueError(f"{name}={value} is not from 1 to 2^31 - 1")
+        if window is not None and window < 1:
+            raise ValueError(f"window={window}: a token attends to itself at least; None for the file's own windows")
+        rules = None if isinstance(compute, str) else list(compute.items())
         self.model = model
         self._open: Optional[_core.Session] = _core.Session(
             model._c,
@@ -188,13 +207,15 @@ class Session:
             kv=kv,
             n_threads=n_threads,
             n_batch=n_batch,
-            compute=compute,
+            compute=compute if isinstance(compute, str) else "auto",
             cpus=cpus,
             kernel=kernel,
             layout=layout,
             rope_base=rope_base or 0.0,
             isa=isa,
             blas=find_openblas(blas),
+            rules=rules,
+            window=window or 0,
         )
         self._pending: list[int] = []  # sampled by generate(), not evaluated yet
         self._capture: Optional[Capture] = None
@@ -469,6 +490,25 @@ class Capture(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._wanted)
+
+
+def _replacements(file: _core.GGUF, replace: Mapping[str, Replacement]) -> list[tuple[Any, ...]]:
+    """What the extension takes: (name, type, shape, buffer)."""
+    rows = []
+    for name, value in replace.items():
+        own = file.tensors.get(name)
+        if own is None and name == "output.weight":
+            own = file.tensors.get("token_embd.weight")
+        if isinstance(value, _core.Tensor):
+            rows.append((name, value.type, value.shape, value.raw))
+            continue
+        if own is None:
+            near = difflib.get_close_matches(name, list(file.tensors), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"there is no tensor {name!r} in {file.path} to replace{hint}")
+        type, raw = value
+        rows.append((name, type, own.shape, np.ascontiguousarray(raw)))
+    return rows
 
 
 def _same_width(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
