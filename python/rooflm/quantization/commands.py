@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that compare and explain quantizations: compare."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rooflm._output import emit
+
+
+def _sweep(text: str) -> Any:
+    """ "a,b" as a list, "a" as itself."""
+    values = text.split(",")
+    return values if len(values) > 1 else text
+
+
+def compare(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    reference: dict[str, Any] = {"model": resolve_model(args.reference)}
+    if args.ref_compute:
+        reference["compute"] = args.ref_compute
+    if args.ref_kv:
+        reference["kv"] = args.ref_kv
+    compute, kv = _sweep(args.compute), _sweep(args.kv)
+    own: dict[str, Any] = {}
+    # What was said of the reference alone is not taken over by the models.
+    if args.ref_compute and isinstance(compute, str):
+        own["compute"] = compute
+    if args.ref_kv and isinstance(kv, str):
+        own["kv"] = kv
+    own.update({k: v for k, v in (("window", args.window), ("rope_base", args.rope_base)) if v is not None})
+    result = rooflm.compare(
+        reference,
+        [{"model": resolve_model(m), **own} for m in args.models],
+        Path(args.text),
+        ctx=args.ctx,
+        windows=args.windows,
+        compute=compute,
+        kv=kv,
+        n_threads=args.threads,
+        progress=False if args.json else None,
+    )
+    if args.json:
+        emit(result[0].to_dict() if len(result) == 1 else result.to_dict())
+    else:
+        print(result)
+    return 0
