@@ -39,9 +39,12 @@ _LAZY = {
     "synth": "rooflm._synth",
     "machine": "rooflm._machine",
     "doctor": "rooflm.diagnosis.doctor",
+    "compare": "rooflm.quantization.compare",
+    "Comparison": "rooflm.quantization.compare",
 }
 
 if _TYPE_CHECKING:
+    from rooflm.quantization.compare import Comparison, compare
     from rooflm._kernels import kernels, linear
     from rooflm.measuring.bench import bench
     from rooflm.measuring.grid import zip_grid
@@ -55,6 +58,7 @@ if _TYPE_CHECKING:
     from rooflm.quality import perplexity
 
 __all__ = [
+    "Comparison",
     "ContextFull",
     "Error",
     "FallbackWarning",
@@ -73,6 +77,7 @@ __all__ = [
     "Tokenizer",
     "attention",
     "bench",
+    "compare",
     "doctor",
     "fetch",
     "kernels",

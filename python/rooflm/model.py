@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rooflm.tracing import Trace
 
 DEFAULT_N_CTX = 4096
-Replacement = Union[_core.Tensor, "tuple[str, np.ndarray]"]  # of a tensor: another one, or its type and raw blocks
+# What stands in for a tensor: another one, or its type and raw blocks.
+Replacement = Union[_core.Tensor, "tuple[str, np.ndarray]"]
 
 
 class LogProbs(NamedTuple):
@@ -62,8 +63,8 @@ class Model:
 
     load: "auto" maps the file (buffered where mapping is refused), "mmap", or "copy" (read into memory of its own,
     which then no longer shares pages with other processes).
-    replace: tensors in memory instead of the file's own, by name: a Tensor of another file, or (type, raw blocks). Norms
-    and biases can be replaced, too. "output.weight" may be added to a model that ties it to the embedding.
+    replace: tensors in memory instead of the file's own, by name: a Tensor of another file, or (type, raw blocks).
+    Norms and biases can be replaced, too. "output.weight" may be added to a model that ties it to the embedding.
     Raises FormatError for a file that is wrong, Error for one whose architecture or types cannot run.
     """
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
+from rooflm.quantization.arguments_comparing import add_comparing
+
 
 def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Declares each command with command(name, module below rooflm, one line about it)."""
+    add_comparing(command)

@@ -217,6 +217,6 @@ def check_finite(arrays: Mapping[str, np.ndarray], session: Session, windows: Wi
     if len(bad):
         window, position = (int(v) for v in bad[0])
         raise _core.Error(
-            f"logits of {session.model.gguf.path} (compute {session.compute}, kv {session.kv_type}) or of the reference "
-            f"are not finite in window {window} at position {windows.start + position}"
+            f"logits of {session.model.gguf.path} (compute {session.compute}, kv {session.kv_type}) or of the "
+            f"reference are not finite in window {window} at position {windows.start + position}"
         )

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the commands that compare and explain."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Callable
+
+from rooflm._arguments import COMPUTE, MODEL_HELP, positive
+
+WHERE = "quantization.commands"
+
+
+def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    p = command("compare", WHERE, "perplexity, KL and agreement of models with a reference, on one text")
+    p.add_argument("reference", metavar="REF", help=f"what is right: {MODEL_HELP}")
+    p.add_argument("models", nargs="+", metavar="MODEL", help="what is judged; the reference itself under a sweep")
+    _text(p)
+    p.add_argument("--compute", default="int16", help="int16 (default), f32, int8 or auto; a,b,c sweeps")
+    p.add_argument("--kv", default="f32", help="f32 (default), f16, q8_0, or K/V apart as q8_0/f16; a,b,c sweeps")
+    p.add_argument("--ref-compute", choices=COMPUTE, help="of the reference alone; default as --compute")
+    p.add_argument("--ref-kv", help="of the reference alone; default as --kv")
+    p.add_argument("--window", type=positive, help="of the models: attend to no more than so many tokens")
+    p.add_argument("--rope-base", type=float, help="of the models: another base for RoPE")
+    _threads(p)
+
+
+def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:
+    p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")
+    p.add_argument("--ctx", type=positive, default=512, help="tokens per window (default 512)")
+    p.add_argument("--windows", type=positive, help=f"how many windows from the start (default {windows})")
+
+
+def _threads(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
