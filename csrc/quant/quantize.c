@@ -66,51 +66,85 @@ bool rl_quant_writes(rl_type type) {
 
 // --- panels --------------------------------------------------------------------------------------------------
 
+// Bits of the largest magnitude: positive floats, infinities and NaN last, are ordered like their bits.
+static int32_t largest_bits(const float *x, size_t n) {
+    int32_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t b = (int32_t)(rl_f32_bits(x[i]) & 0x7FFFFFFFu);
+        most = b > most ? b : most;
+    }
+    return most;
+}
+
 // Exponent that brings the largest magnitude to 1..2.
 static int exponent(const float *x, size_t n) {
-    float most = 0;
-    for (size_t i = 0; i < n; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    float most = rl_bits_f32((uint32_t)largest_bits(x, n));
     int e = 0;
     if (most > 0) (void)frexpf(most, &e), e--;
     return e;
 }
 
-// Values x 2^-e of `n` (32 or 256) into lanes lane0..., weights beside them, the largest of these 1.
+// Sixteen sums side by side, or each addition would wait for the one before it. n: a multiple of 16.
+static float sum_squares(const float *x, size_t n) {
+    float acc[16] = {0}, sum = 0;
+    for (size_t i = 0; i < n; i += 16)
+        for (size_t k = 0; k < 16; k++) acc[k] += x[i + k] * x[i + k];
+    for (size_t k = 0; k < 16; k++) sum += acc[k];
+    return sum;
+}
+
+static void weigh_by_importance(const rl_quant_format *f, const float *y, size_t n, int e, const float *importance,
+                                float row_mean, float *w) {
+    if (f->importance == RL_I_PLAIN) {
+        memcpy(w, importance, n * sizeof *w);
+        return;
+    }
+    float sigma = ldexpf(row_mean, -2 * e);
+    if (f->importance != RL_I_ROW) sigma = sum_squares(y, n) / (float)n * (f->importance == RL_I_SUPER2 ? 2 : 1);
+    if (!(sigma < 1e20f)) sigma = 1e20f; // a block far below its row: all values alike
+    for (size_t i = 0; i < n; i++) w[i] = importance[i] * sqrtf(sigma + y[i] * y[i]);
+}
+
+static void weigh(const rl_quant_format *f, const float *y, float *w) {
+    size_t n = f->group;
+    float mean = f->weighting == RL_W_EVEN || f->weighting == RL_W_ABS ? 0 : sum_squares(y, n) / (float)n, base;
+    switch (f->weighting) {
+    case RL_W_EVEN:
+        for (size_t i = 0; i < n; i++) w[i] = 1;
+        return;
+    case RL_W_SQUARE:
+        base = SQUARE_SHARE * mean;
+        for (size_t i = 0; i < n; i++) w[i] = base + y[i] * y[i];
+        return;
+    default:
+        base = sqrtf(mean);
+        for (size_t i = 0; i < n; i++) w[i] = base + fabsf(y[i]);
+    }
+}
+
+// `n` (32 or 256) values x 2^-e into lanes lane0..., weights beside them, the largest of these 1.
 static void fill(const rl_quant_format *f, const float *x, size_t n, int e, const float *importance, float row_mean,
                  rl_quant_panel *p, size_t lane0) {
-    float y[256], w[256], squares = 0, most = 0;
-    float down = ldexpf(1.0f, -e < -120 ? -120 : -e > 120 ? 120 : -e);
-    for (size_t i = 0; i < n; i++) y[i] = e > 120 || e < -120 ? ldexpf(x[i], -e) : x[i] * down;
-    for (size_t i = 0; i < n; i++) squares += y[i] * y[i];
-    float mean = squares / (float)n;
-    if (importance) {
-        float sigma = f->importance == RL_I_ROW      ? ldexpf(row_mean, -2 * e)
-                      : f->importance == RL_I_SUPER2 ? 2 * mean
-                                                     : mean;
-        if (!(sigma < 1e20f)) sigma = 1e20f; // a block far below its row: all values alike
-        for (size_t i = 0; i < n; i++)
-            w[i] = f->importance == RL_I_PLAIN ? importance[i] : importance[i] * sqrtf(sigma + y[i] * y[i]);
+    float y[256], w[256];
+    if (e > -120 && e < 120) {
+        float down = ldexpf(1.0f, -e);
+        for (size_t i = 0; i < n; i++) y[i] = x[i] * down;
     } else {
-        for (size_t g = 0; g < n; g += f->group) {
-            float own = 0;
-            for (size_t i = g; i < g + f->group; i++) own += y[i] * y[i];
-            float base = own / (float)f->group;
-            base = f->weighting == RL_W_ABS_MEAN ? sqrtf(base) : f->weighting == RL_W_SQUARE ? SQUARE_SHARE * base : 0;
-            for (size_t i = g; i < g + f->group; i++)
-                w[i] = f->weighting == RL_W_EVEN     ? 1
-                       : f->weighting == RL_W_SQUARE ? base + y[i] * y[i]
-                                                     : base + fabsf(y[i]);
-        }
+        for (size_t i = 0; i < n; i++) y[i] = ldexpf(x[i], -e);
     }
-    for (size_t i = 0; i < n; i++) most = w[i] > most ? w[i] : most;
+    if (importance)
+        weigh_by_importance(f, y, n, e, importance, row_mean, w);
+    else
+        for (size_t g = 0; g < n; g += f->group) weigh(f, y + g, w + g);
+    float most = rl_bits_f32((uint32_t)largest_bits(w, n));
     // A column without any importance still gets a sensible value, at no cost to the others.
     float scale = most > 0 ? 1 / most : 0, least = 1e-6f;
-    for (size_t i = 0; i < n; i++) {
-        float v = w[i] * scale;
-        size_t lane = lane0 + i / f->group;
-        p->x[i % f->group][lane] = y[i];
-        p->w[i % f->group][lane] = v > least ? v : least;
-    }
+    for (size_t i = 0; i < n; i++) w[i] = w[i] * scale > least ? w[i] * scale : least;
+    for (size_t g = 0; g < n / f->group; g++)
+        for (size_t i = 0; i < f->group; i++) {
+            p->x[i][lane0 + g] = y[g * f->group + i];
+            p->w[i][lane0 + g] = w[g * f->group + i];
+        }
 }
 
 static void clear_lanes(rl_quant_panel *p, size_t from) {
@@ -203,8 +237,11 @@ static void note_bad(rl_quantize *q, size_t row, size_t col, int range) {
 static bool one_row(rl_quantize *q, size_t r, float *scratch) {
     const float *x = q->x + r * q->cols;
     uint8_t *out = q->out + r * q->row_bytes;
-    for (size_t i = 0; i < q->cols; i++)
-        if (!isfinite(x[i])) return note_bad(q, r, i, 0), false;
+    if (largest_bits(x, q->cols) >= 0x7F800000) {
+        size_t i = 0;
+        while (isfinite(x[i])) i++;
+        return note_bad(q, r, i, 0), false;
+    }
     const rl_quant_format *f = format_of(q->type);
     if (!(f ? blocks(q, f, x, out) : floats(q->type, x, q->cols, out))) return note_bad(q, r, 0, 1), false;
     if (!q->errors) return true;

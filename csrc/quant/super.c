@@ -19,7 +19,7 @@ uint16_t rl_stored_half(double value, int expo, float *back) {
 
 static int nearest(double v, int lo, int hi) {
     if (!(v > lo)) return lo;
-    return v < hi ? (int)lrint(v) : hi;
+    return v < hi ? (int)(v < 0 ? v - 0.5 : v + 0.5) : hi;
 }
 
 // One superblock's lanes and what is being chosen for them.
@@ -31,25 +31,18 @@ typedef struct choice {
     int scale[LANES], min[LANES];
 } choice;
 
-// The step in which integers lo..hi come nearest to the values, weighted: where the extreme one lies is tried.
-static double best_step(const float *value, const float *weight, size_t n, int lo, int hi) {
-    double extreme = 0, best = 0, best_gain = -1;
-    for (size_t j = 0; j < n; j++)
-        if (fabs((double)value[j]) > fabs(extreme)) extreme = (double)value[j];
-    if (fabs(extreme) < 1e-30) return 0;
-    int ends[2] = {hi, lo};
-    for (int e = 0; e < 2; e++)
-        for (int t = 0; ends[e] && t < 12; t++) {
-            double inv = (double)ends[e] * (1.02 - 0.02 * t) / extreme, vl = 0, ll = 0;
-            for (size_t j = 0; j < n; j++) {
-                int l = nearest((double)value[j] * inv, lo, hi);
-                vl += (double)weight[j] * (double)value[j] * l;
-                ll += (double)weight[j] * l * l;
-            }
-            double gain = ll > 0 ? vl * vl / ll : 0;
-            if (gain > best_gain) best_gain = gain, best = ll > 0 ? vl / ll : 1 / inv;
-        }
-    return best;
+#define STEP_TRIES 10 // for each end of the range
+
+// Lane k of `steps`: the step in which whole numbers within the scales' range come nearest to the values of lane k.
+static void best_steps(const rl_quantize *q, const rl_quant_format *f, const rl_quant_panel *p, float *steps) {
+    float tries[2 * STEP_TRIES];
+    size_t n = 0;
+    for (int t = 0; t < STEP_TRIES; t++) {
+        float share = 1.02f - 0.02f * (float)t; // the farthest may be cut off a little, or come to lie further in
+        tries[n++] = (float)f->scale_hi * share;
+        if (f->scale_lo) tries[n++] = (float)f->scale_lo * share;
+    }
+    q->ops.fit_scale(p, (float)f->scale_lo, (float)f->scale_hi, tries, n, steps);
 }
 
 // Scales (and offsets) of all lanes as they come out of the integers, with the integers moved by ds and dm.
@@ -146,18 +139,35 @@ static void refit(const rl_quant_format *f, const rl_quant_sums *s, const float 
     c->d_half = rl_stored_half(d, c->expo, &c->d);
 }
 
-static void first_choice(const rl_quant_format *f, const rl_quant_sums *s, const float *sw, const float *scale,
-                         const float *offset, choice *c) {
-    const float *sc = scale + c->lane0;
-    c->d_half = rl_stored_half(best_step(sc, s->qq + c->lane0, c->n, f->scale_lo, f->scale_hi), c->expo, &c->d);
-    float low[LANES];
-    if (f->fit == FIT_AFFINE) {
-        for (size_t j = 0; j < c->n; j++) low[j] = -offset[c->lane0 + j];
-        c->dmin_half = rl_stored_half(best_step(low, sw + c->lane0, c->n, 0, f->scale_hi), c->expo, &c->dmin);
+// The lanes of one superblock as column `lane` of a panel.
+static void as_column(const choice *c, const float *value, const float *weight, rl_quant_panel *p, size_t lane) {
+    for (size_t j = 0; j < 16; j++) {
+        p->x[j][lane] = j < c->n ? value[c->lane0 + j] : 0;
+        p->w[j][lane] = j < c->n ? weight[c->lane0 + j] : 0;
     }
-    for (size_t j = 0; j < c->n; j++) {
-        c->scale[j] = c->d != 0 ? nearest((double)sc[j] / (double)c->d, f->scale_lo, f->scale_hi) : 0;
-        c->min[j] = c->dmin != 0 ? nearest((double)low[j] / (double)c->dmin, 0, f->scale_hi) : 0;
+}
+
+static void first_choice(const rl_quantize *q, const rl_quant_format *f, const rl_quant_sums *s, const float *sw,
+                         const float *scale, const float *offset, choice *c, size_t n_super) {
+    rl_quant_panel p;
+    _Alignas(64) float step[LANES], low[LANES];
+    p.n = 16;
+    memset(p.x, 0, 16 * sizeof p.x[0]);
+    memset(p.w, 0, 16 * sizeof p.w[0]);
+    for (size_t l = 0; l < LANES; l++) low[l] = -offset[l];
+    for (size_t i = 0; i < n_super; i++) { // scales in lanes 0 and 1, mins in lanes 2 and 3
+        as_column(&c[i], scale, s->qq, &p, i);
+        if (f->fit == FIT_AFFINE) as_column(&c[i], low, sw, &p, 2 + i);
+    }
+    best_steps(q, f, &p, step);
+    for (size_t i = 0; i < n_super; i++, c++) {
+        c->d_half = rl_stored_half((double)step[i], c->expo, &c->d);
+        if (f->fit == FIT_AFFINE) c->dmin_half = rl_stored_half((double)step[2 + i], c->expo, &c->dmin);
+        for (size_t j = 0; j < c->n; j++) {
+            size_t l = c->lane0 + j;
+            c->scale[j] = c->d != 0 ? nearest((double)scale[l] / (double)c->d, f->scale_lo, f->scale_hi) : 0;
+            c->min[j] = c->dmin != 0 ? nearest((double)low[l] / (double)c->dmin, 0, f->scale_hi) : 0;
+        }
     }
 }
 
@@ -173,11 +183,10 @@ bool rl_quant_super(const rl_quantize *q, const rl_quant_format *f, const rl_qua
         for (size_t l = 0; l < LANES; l++) sw[l] += p->w[i][l], sx[l] += p->w[i][l] * p->x[i][l];
     rl_quant_round(q, f, p, scale, offset, &s, NULL);
     size_t groups = 256 / f->group, block = rl_dtype_of(q->type)->bytes;
-    for (size_t i = 0; i < n_super; i++) {
-        c[i].lane0 = i * groups, c[i].n = groups, c[i].expo = expo[i];
-        first_choice(f, &s, sw, scale, offset, &c[i]);
+    for (size_t i = 0; i < n_super; i++) c[i].lane0 = i * groups, c[i].n = groups, c[i].expo = expo[i];
+    first_choice(q, f, &s, sw, scale, offset, c, n_super);
+    for (size_t i = 0; i < n_super; i++)
         if (rl_half_overflows(c[i].d_half) || rl_half_overflows(c[i].dmin_half)) return false;
-    }
     search_neighbours(q, f, p, c, n_super);
     unfold(f, c, n_super, 0, 0, scale, offset);
     rl_quant_round(q, f, p, scale, offset, &s, NULL);
