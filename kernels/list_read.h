@@ -5,7 +5,9 @@
     RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_ahead1k_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "ahead1k")             \
     RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_ahead2k_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "ahead2k")             \
     RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_ahead4k_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "ahead4k")             \
-    RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_four_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "four")
+    RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_four_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "four")                   \
+    RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_eight_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "eight")                 \
+    RL_KERNEL(rl_read_bytes_fn, RL_FAM_READ, rl_read_touch_##isa, RL_TYPE_NONE, 0, isa, 0, 0, "touch")
 RL_READ_KERNELS(ref)
 #if defined(__x86_64__)
 RL_READ_KERNELS(avx2)

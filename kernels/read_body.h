@@ -18,36 +18,49 @@ static inline uint64_t read_tail(const uint8_t *p, size_t n) {
     return x ^ w;
 }
 
+// 64 * n bytes at p, folded into four vectors.
+static inline __attribute__((always_inline)) void read_lines(const uint8_t *p, const size_t n, vi *x) {
+    for (size_t i = 0; i < 64 * n; i += VB) x[i / VB % 4] = r_xor(x[i / VB % 4], r_load(p + i));
+}
+
+static inline uint64_t read_fold(const vi *x) {
+    return r_fold(r_xor(r_xor(x[0], x[1]), r_xor(x[2], x[3])));
+}
+
 // One stream with prefetches `ahead` bytes ahead (0: none).
 static inline uint64_t read_one(const uint8_t *p, size_t n, size_t ahead) {
     enum { STEP = 8 * VB };
-    vi a = r_zero(), b = a, c = a, d = a;
+    vi x[4] = {r_zero(), r_zero(), r_zero(), r_zero()};
     size_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         if (ahead)
             for (size_t k = 0; k < STEP; k += 64) __builtin_prefetch(p + i + ahead + k, 0, 3);
-        a = r_xor(a, r_load(p + i)), b = r_xor(b, r_load(p + i + VB));
-        c = r_xor(c, r_load(p + i + 2 * VB)), d = r_xor(d, r_load(p + i + 3 * VB));
-        a = r_xor(a, r_load(p + i + 4 * VB)), b = r_xor(b, r_load(p + i + 5 * VB));
-        c = r_xor(c, r_load(p + i + 6 * VB)), d = r_xor(d, r_load(p + i + 7 * VB));
+        read_lines(p + i, STEP / 64, x);
     }
-    return r_fold(r_xor(r_xor(a, b), r_xor(c, d))) ^ read_tail(p + i, n - i);
+    return read_fold(x) ^ read_tail(p + i, n - i);
 }
 
-// Four streams side by side, a quarter of the range each: hardware prefetchers stop at page ends, and four of them at
-// different places wait less.
-static inline uint64_t read_four(const uint8_t *p, size_t n) {
-    enum { STEP = 2 * VB };
-    size_t part = n / 4 / STEP * STEP;
-    vi a = r_zero(), b = a, c = a, d = a;
-    for (size_t i = 0; i < part; i += STEP) {
-        const uint8_t *q = p + i;
-        a = r_xor(a, r_xor(r_load(q), r_load(q + VB)));
-        b = r_xor(b, r_xor(r_load(q + part), r_load(q + part + VB)));
-        c = r_xor(c, r_xor(r_load(q + 2 * part), r_load(q + 2 * part + VB)));
-        d = r_xor(d, r_xor(r_load(q + 3 * part), r_load(q + 3 * part + VB)));
+// One stream that asks for one line of a page well before it comes there: the walk of the page table is begun early.
+static inline uint64_t read_touch(const uint8_t *p, size_t n) {
+    enum { PAGE = 4096, AHEAD = 8 * PAGE };
+    vi x[4] = {r_zero(), r_zero(), r_zero(), r_zero()};
+    size_t i = 0;
+    for (; i + PAGE <= n; i += PAGE) {
+        __builtin_prefetch(p + i + AHEAD, 0, 3);
+        for (size_t k = 0; k < PAGE; k += 512) read_lines(p + i + k, 8, x);
     }
-    return r_fold(r_xor(r_xor(a, b), r_xor(c, d))) ^ read_one(p + 4 * part, n - 4 * part, 0);
+    return read_fold(x) ^ read_one(p + i, n - i, 0);
+}
+
+// Streams side by side, an equal part of the range each: hardware prefetchers stop at page ends, and several of them
+// at different places wait less.
+static inline __attribute__((always_inline)) uint64_t read_side(const uint8_t *p, size_t n, const size_t streams,
+                                                                const size_t lines) {
+    size_t step = 64 * lines, part = n / streams / step * step;
+    vi x[4] = {r_zero(), r_zero(), r_zero(), r_zero()};
+    for (size_t i = 0; i < part; i += step)
+        for (size_t s = 0; s < streams; s++) read_lines(p + s * part + i, lines, x);
+    return read_fold(x) ^ read_one(p + streams * part, n - streams * part, 0);
 }
 
 #define RL_READ_DEFINE(isa)                                                                                            \
@@ -64,5 +77,11 @@ static inline uint64_t read_four(const uint8_t *p, size_t n) {
         return read_one(p, n, 4096);                                                                                   \
     }                                                                                                                  \
     uint64_t rl_read_four_##isa(const void *p, size_t n) {                                                             \
-        return read_four(p, n);                                                                                        \
+        return read_side(p, n, 4, 2);                                                                                  \
+    }                                                                                                                  \
+    uint64_t rl_read_eight_##isa(const void *p, size_t n) {                                                            \
+        return read_side(p, n, 8, 8);                                                                                  \
+    }                                                                                                                  \
+    uint64_t rl_read_touch_##isa(const void *p, size_t n) {                                                            \
+        return read_touch(p, n);                                                                                       \
     }

@@ -20,9 +20,8 @@
 #ifndef RL_KERNELS_X86_ROWS256_H
 #define RL_KERNELS_X86_ROWS256_H
 
+#include "kernels/x86/prefetch.h"
 #include "kernels/x86/unpack256.h"
-
-#define RL_PREFETCH_AHEAD 3072 // the hardware prefetcher stops at the end of a 4 KB page
 
 #define RL_CAT_(a, b, c, d) a##b##c##d
 #define RL_CAT(a, b, c, d) RL_CAT_(a, b, c, d)
@@ -33,10 +32,6 @@ typedef int8_t rl_x;
 #define RL_ROWS_NAME(T) RL_CAT(rl_rows_, T, _q16_, RL_ISA)
 typedef int16_t rl_x;
 #endif
-
-RL_INLINE void prefetch(const uint8_t *w, size_t bytes) {
-    for (size_t o = 0; o < bytes; o += 64) _mm_prefetch((const char *)w + RL_PREFETCH_AHEAD + o, _MM_HINT_T0);
-}
 
 // Integer dot products of 32 weights in bytes; `sign` is a constant: signed or unsigned weights. The result has 8
 // lanes; lanes 0..3 belong to the first 16 bytes. int16 activations come as even values and odd values.

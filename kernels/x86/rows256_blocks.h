@@ -142,6 +142,7 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *row = a.w + r * a.row_bytes, *w = row;
+        touch_pages(w, a.row_bytes);
         __m256 acc[4], min[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
         size_t g = 0, n = a.cols / 32;
@@ -186,6 +187,7 @@ RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
+        touch_pages(w, a.row_bytes);
         __m256 acc[4], min[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
         size_t g = 0, n = a.cols / 32;

@@ -84,6 +84,7 @@ RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_
         __m256 acc[4], min[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
         const uint8_t *w = a.w + r * a.row_bytes;
+        touch_pages(w, a.row_bytes);
         for (size_t g = 0; g < a.cols / 32; g += 8, w += bytes) {
             prefetch(w, bytes);
             super_block(w, bytes, scales_of, half_of, kind, x, g, acc, min, nt);
@@ -112,6 +113,7 @@ RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
+        touch_pages(w, a.row_bytes);
         __m256 acc[4], min[4], ds[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
         for (size_t g = 0; g < a.cols / 32; g += 8, w += sizeof(rl_block_iq4_xs)) {

@@ -64,6 +64,7 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
     }
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
+        touch_pages(w, a.row_bytes);
         __m512 acc[4][2];
         __m256 min[4];
         for (int t = 0; t < nt; t++) {

@@ -2,6 +2,7 @@
 // The exact path, AVX2: 256 weights at a time to float32, then products with every token. Value i goes to partial
 // sum i mod 32, as in the reference, but each product and sum is one FMA.
 #include "kernels/x86/dequant256.h"
+#include "kernels/x86/prefetch.h"
 
 #define CHUNK 256
 
@@ -39,6 +40,7 @@ RL_INLINE void rows(const rl_rows_args *a, const size_t block, const size_t byte
                     void (*dequant)(const uint8_t *, float *, size_t)) {
     for (size_t r = 0; r < a->n_rows; r++) {
         const uint8_t *w = a->w + r * a->row_bytes;
+        touch_pages(w, a->row_bytes);
         _Alignas(32) float sums[RL_ROWS_MAX_TOK][32] = {{0}};
         for (size_t c = 0; c < a->cols; c += CHUNK, w += CHUNK / block * bytes) {
             _Alignas(32) float chunk[CHUNK];

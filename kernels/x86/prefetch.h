@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefetches of weights that are read once, in order. Two kinds: every line is asked for a little ahead, because
+// hardware prefetchers stop at the end of a 4 KB page; and one line of each page is asked for much earlier, which
+// begins the walk of the page table: under virtualization a walk takes longer than reading the page. One line only:
+// more of them, so far from what is being read, break the order in which memory is fast.
+#ifndef RL_KERNELS_X86_PREFETCH_H
+#define RL_KERNELS_X86_PREFETCH_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RL_PREFETCH_AHEAD 3072
+#define RL_TOUCH_AHEAD (48 << 10)
+#define RL_TOUCH_PAGE 4096
+
+// The lines of `bytes` bytes, RL_PREFETCH_AHEAD on from w.
+static inline __attribute__((always_inline)) void prefetch(const uint8_t *w, size_t bytes) {
+    for (size_t o = 0; o < bytes; o += 64) _mm_prefetch((const char *)w + RL_PREFETCH_AHEAD + o, _MM_HINT_T0);
+}
+
+// The first lines of the pages that begin RL_TOUCH_AHEAD on from this row. Called once per row, so that walks are
+// spread evenly. Addresses behind the end of the weights do no harm.
+static inline __attribute__((always_inline)) void touch_pages(const uint8_t *row, size_t row_bytes) {
+    uintptr_t p = (uintptr_t)row + RL_TOUCH_AHEAD, end = p + row_bytes;
+    for (p = (p + RL_TOUCH_PAGE - 1) / RL_TOUCH_PAGE * RL_TOUCH_PAGE; p < end; p += RL_TOUCH_PAGE)
+        _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+#endif
