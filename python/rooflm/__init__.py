@@ -41,9 +41,13 @@ _LAZY = {
     "doctor": "rooflm.diagnosis.doctor",
     "compare": "rooflm.quantization.compare",
     "Comparison": "rooflm.quantization.compare",
+    "diff_files": "rooflm.quantization.diff",
+    "check_claims": "rooflm.quantization.claims",
 }
 
 if _TYPE_CHECKING:
+    from rooflm.quantization.claims import check_claims
+    from rooflm.quantization.diff import diff_files
     from rooflm.quantization.compare import Comparison, compare
     from rooflm._kernels import kernels, linear
     from rooflm.measuring.bench import bench
@@ -77,7 +81,9 @@ __all__ = [
     "Tokenizer",
     "attention",
     "bench",
+    "check_claims",
     "compare",
+    "diff_files",
     "doctor",
     "fetch",
     "kernels",

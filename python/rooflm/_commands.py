@@ -51,7 +51,12 @@ def info(args: argparse.Namespace) -> int:
         print(f"  {key:<18}{show(record[key])}")
     print(f"  {'can run':<18}{'yes' if record['can_run'] else 'no: ' + record['why_not']}")
     print()
-    print(table(record["types"], ("type", "tensors", "elements", "nbytes", "share")))
+    rows = [{**r, "": "#" * round(40 * (r["share"] or 0))} for r in record["types"]]
+    print(table(rows, ("type", "tensors", "elements", "nbytes", "share", "")))
+    for line in record["claims"]["warnings"]:
+        print(f"warning: {line}")
+    if record["claims"]["recommendation"]:
+        print(f"recommended: {record['claims']['recommendation']['text']}")
     if record["hparams"]:
         print()
         print(table([{"hyper-parameter": k, "value": _per_layer(v)} for k, v in record["hparams"].items()],

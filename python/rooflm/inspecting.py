@@ -39,6 +39,8 @@ def describe_file(path: Union[str, os.PathLike[str]], *, metadata: bool = True) 
     elements = sum(r["elements"] for r in types)
     nbytes = sum(r["nbytes"] for r in types)
     tokens = meta.get("tokenizer.ggml.tokens")
+    from rooflm.quantization.claims import check_claims
+
     hparams, why_not = _try_model(g, len(tensors))
     record: dict[str, Any] = {
         "schema": 1,
@@ -57,6 +59,7 @@ def describe_file(path: Union[str, os.PathLike[str]], *, metadata: bool = True) 
         "pre_tokenizer": meta.get("tokenizer.ggml.pre"),
         "chat_template": "tokenizer.chat_template" in meta,
         "types": types,
+        "claims": check_claims(g),
         "can_run": why_not is None,
         "why_not": why_not,
         "hparams": hparams,

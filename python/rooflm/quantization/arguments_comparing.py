@@ -24,6 +24,11 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--rope-base", type=float, help="of the models: another base for RoPE")
     _threads(p)
 
+    p = command("diff", WHERE, "what differs between two files: metadata, types, and the values of each tensor")
+    p.add_argument("a", metavar="A", help=MODEL_HELP)
+    p.add_argument("b", metavar="B", help="the file whose errors against A are shown")
+    p.add_argument("--types", action="store_true", help="types and bytes alone, which reads less")
+
 
 def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:
     p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")

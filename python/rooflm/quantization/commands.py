@@ -49,3 +49,17 @@ def compare(args: argparse.Namespace) -> int:
     else:
         print(result)
     return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.diff_files(
+        resolve_model(args.a), resolve_model(args.b), values=not args.types, progress=False if args.json else None
+    )
+    if args.json:
+        emit(result.to_dict())
+    else:
+        print(result)
+    return 0

@@ -467,5 +467,3 @@ def measure(
         for found in contrast.warnings:
             warnings.warn(f"{contrast.name}: {found}", UserWarning, stacklevel=4)
     return Comparison(contrasts)
-
-
