@@ -43,9 +43,12 @@ _LAZY = {
     "Comparison": "rooflm.quantization.compare",
     "diff_files": "rooflm.quantization.diff",
     "check_claims": "rooflm.quantization.claims",
+    "error_budget": "rooflm.quantization.budget",
+    "ErrorBudget": "rooflm.quantization.budget",
 }
 
 if _TYPE_CHECKING:
+    from rooflm.quantization.budget import ErrorBudget, error_budget
     from rooflm.quantization.claims import check_claims
     from rooflm.quantization.diff import diff_files
     from rooflm.quantization.compare import Comparison, compare
@@ -65,6 +68,7 @@ __all__ = [
     "Comparison",
     "ContextFull",
     "Error",
+    "ErrorBudget",
     "FallbackWarning",
     "FetchError",
     "FormatError",
@@ -85,6 +89,7 @@ __all__ = [
     "compare",
     "diff_files",
     "doctor",
+    "error_budget",
     "fetch",
     "kernels",
     "linear",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
-from rooflm._arguments import COMPUTE, MODEL_HELP, positive
+from rooflm._arguments import COMPUTE, MODEL_HELP, positive, session_arguments
 
 WHERE = "quantization.commands"
 
@@ -28,6 +28,14 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("a", metavar="A", help=MODEL_HELP)
     p.add_argument("b", metavar="B", help="the file whose errors against A are shown")
     p.add_argument("--types", action="store_true", help="types and bytes alone, which reads less")
+
+    p = command("budget", WHERE, "splits the loss of a file and setting: weights, activations, KV cache, window")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--reference", help="the file it was made from; default: its own weights count as right")
+    _text(p)
+    p.add_argument("--by-operation", action="store_true", help="activations by operation, K, V and query apart")
+    p.add_argument("--window", type=positive, help="attend to no more than so many tokens")
+    session_arguments(p, "auto", "f16")
 
 
 def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:

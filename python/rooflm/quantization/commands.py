@@ -63,3 +63,27 @@ def diff(args: argparse.Namespace) -> int:
     else:
         print(result)
     return 0
+
+
+def budget(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.error_budget(
+        resolve_model(args.model),
+        Path(args.text),
+        reference=resolve_model(args.reference) if args.reference else None,
+        compute=args.compute,
+        kv=args.kv,
+        window=args.window,
+        by_operation=args.by_operation,
+        ctx=args.ctx,
+        windows=args.windows,
+        n_threads=args.threads,
+        progress=False if args.json else None,
+    )
+    if args.json:
+        emit(result.to_dict())
+    else:
+        print(result)
+    return 0
