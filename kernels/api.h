@@ -30,6 +30,7 @@ typedef enum rl_family {
     RL_FAM_VEC,
     RL_FAM_READ,
     RL_FAM_QUANT,
+    RL_FAM_COPY,
     RL_FAM_COUNT
 } rl_family;
 
@@ -147,6 +148,9 @@ rl_status rl_kernel_named(const rl_dispatch *d, const char *name, const rl_kerne
 
 // Reads n bytes. Returns the XOR of their 64-bit words, the last one padded with zeros: proof that it did.
 typedef uint64_t (*rl_read_bytes_fn)(const void *p, size_t n);
+
+// Copies n bytes between places that do not overlap; `to` is aligned to 64 bytes.
+typedef void (*rl_copy_bytes_fn)(void *to, const void *from, size_t n);
 
 // Vector operations, one pointer each, filled with references and overridden per tier. All sums run in one
 // documented order per tier. x and out may be the same.

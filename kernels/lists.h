@@ -8,3 +8,4 @@
 #include "kernels/list_tile.h"
 #include "kernels/list_read.h"
 #include "kernels/list_quant.h"
+#include "kernels/list_copy.h"

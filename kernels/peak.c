@@ -5,26 +5,23 @@
 #include "kernels/tiers.h"
 #undef RL_TIER
 
+#define ROW(kind, isa)                                                                                                 \
+    { #isa, #kind, rl_tier_mask_##isa, rl_peak_##kind##_##isa }
 #if defined(__x86_64__)
 #define PEAKS(isa)                                                                                                     \
     double rl_peak_int8_##isa(size_t, float *), rl_peak_int16_##isa(size_t, float *), rl_peak_f32_##isa(size_t, float *)
 PEAKS(avx2);
 PEAKS(avxvnni);
 PEAKS(avx512);
-#define ROWS(isa)                                                                                                      \
-    {#isa, "int8", rl_tier_mask_##isa, rl_peak_int8_##isa}, {#isa, "int16", rl_tier_mask_##isa, rl_peak_int16_##isa},  \
-    {                                                                                                                  \
-#isa, "f32", rl_tier_mask_##isa, rl_peak_f32_##isa                                                             \
-    }
+#define ROWS(isa) ROW(int8, isa), ROW(int16, isa), ROW(f32, isa)
 static const rl_peak table[] = {ROWS(avx2), ROWS(avxvnni), ROWS(avx512)};
+#else
+double rl_peak_int8_neon(size_t, float *), rl_peak_int16_neon(size_t, float *), rl_peak_f32_neon(size_t, float *);
+double rl_peak_int8_dotprod(size_t, float *), rl_peak_int8_i8mm(size_t, float *);
+static const rl_peak table[] = {ROW(int8, neon), ROW(int16, neon), ROW(f32, neon), ROW(int8, dotprod), ROW(int8, i8mm)};
+#endif
 
 const rl_peak *rl_peaks(size_t *n) {
     *n = sizeof table / sizeof *table;
     return table;
 }
-#else
-const rl_peak *rl_peaks(size_t *n) {
-    *n = 0;
-    return 0;
-}
-#endif

@@ -21,6 +21,7 @@ typedef struct job {
     const rl_range *ranges;
     size_t n_ranges, repeat;
     rl_read_bytes_fn read;
+    rl_copy_bytes_fn copy;
     uint8_t *to;                           // copies there when not NULL (one range)
     _Atomic uint64_t checksum, begin, end; // clock of the first to begin and the last to end
 } job;
@@ -32,7 +33,7 @@ static double seconds_of(const job *j) {
 static uint64_t read_piece(const job *j, const rl_range *r, size_t a, size_t b) {
     const uint8_t *p = r->p;
     if (!j->to) return j->read(p + a, b - a);
-    memcpy(j->to + a, p + a, b - a);
+    j->copy(j->to + a, p + a, b - a);
     return 0;
 }
 
@@ -106,6 +107,60 @@ static rl_status check_opts(const rl_read_opts *o, uint64_t bytes, rl_err *err) 
     return RL_OK;
 }
 
+static void use_kernel(job *j, const rl_kernel *k) {
+    if (k->family == RL_FAM_COPY)
+        j->copy = (rl_copy_bytes_fn)k->fn;
+    else
+        j->read = (rl_read_bytes_fn)k->fn;
+}
+
+// Puts the kernel asked for, or the fastest of the family and layout, into the job and the result.
+static rl_status choose_kernel(rl_pool *pool, const rl_dispatch *d, rl_family family, const char *layout, job *j,
+                               const rl_read_opts *opts, rl_read_result *out, rl_err *err) {
+    if (opts->kernel) {
+        RL_TRY(rl_kernel_named(d, opts->kernel, &out->kernel, err));
+        if (out->kernel->family != family)
+            return rl_fail(err, RL_ERR_KERNEL, "%s is not a %s kernel", opts->kernel,
+                           family == RL_FAM_READ ? "read" : "copy");
+        use_kernel(j, out->kernel);
+        return run_pass(pool, j, opts, err); // brings the pages in
+    }
+    size_t n;
+    const rl_kernel *k = rl_kernels(&n);
+    double best = 0;
+    bool first = true;
+    // Plain C joins only where there is nothing else: compilers may make anything of it.
+    bool simd = strcmp(d->isa, "ref") != 0;
+    // By turns, the best pass of each counts: one disturbed pass must not decide. Long passes disturb less.
+    int rounds = out->bytes < TRIED_ONCE ? 3 : 1;
+    for (int round = 0; round < rounds; round++)
+        for (size_t i = 0; i < n; i++) {
+            if (k[i].family != family || (k[i].cpu & d->features) != k[i].cpu) continue;
+            if ((simd && !k[i].cpu) || (layout && strcmp(k[i].layout, layout))) continue;
+            use_kernel(j, &k[i]);
+            if (first) RL_TRY(run_pass(pool, j, opts, err)); // brings the pages in
+            first = false;
+            RL_TRY(run_pass(pool, j, opts, err));
+            if (!out->kernel || seconds_of(j) < best) {
+                best = seconds_of(j);
+                out->kernel = &k[i];
+            }
+        }
+    if (!out->kernel) return rl_fail(err, RL_ERR_KERNEL, "no such kernel runs here");
+    use_kernel(j, out->kernel);
+    return RL_OK;
+}
+
+static rl_status timed_passes(rl_pool *pool, job *j, const rl_read_opts *opts, rl_read_result *out, rl_err *err) {
+    for (int i = 0; i < opts->passes; i++) {
+        RL_TRY(run_pass(pool, j, opts, err));
+        out->seconds[i] = seconds_of(j);
+    }
+    out->passes = opts->passes;
+    summarize(out);
+    return RL_OK;
+}
+
 rl_status rl_probe_read(rl_pool *pool, const rl_dispatch *d, const rl_range *ranges, size_t n_ranges,
                         const rl_read_opts *opts, rl_read_result *out, rl_err *err) {
     memset(out, 0, sizeof *out);
@@ -115,44 +170,9 @@ rl_status rl_probe_read(rl_pool *pool, const rl_dispatch *d, const rl_range *ran
     job j = {.ranges = ranges, .n_ranges = n_ranges, .repeat = opts->repeat};
     atomic_init(&j.checksum, 0);
     out->bytes = bytes * opts->repeat;
-    if (opts->kernel) {
-        RL_TRY(rl_kernel_named(d, opts->kernel, &out->kernel, err));
-        if (out->kernel->family != RL_FAM_READ)
-            return rl_fail(err, RL_ERR_KERNEL, "%s is not a read kernel", opts->kernel);
-        j.read = (rl_read_bytes_fn)out->kernel->fn;
-        RL_TRY(run_pass(pool, &j, opts, err)); // brings the pages in
-    } else {
-        size_t n;
-        const rl_kernel *k = rl_kernels(&n);
-        double best = 0;
-        bool first = true;
-        // Plain C joins only where there is nothing else: compilers may make anything of it.
-        bool simd = strcmp(d->isa, "ref") != 0;
-        // By turns, the best pass of each counts: one disturbed pass must not decide. Long passes disturb less.
-        int rounds = out->bytes < TRIED_ONCE ? 3 : 1;
-        for (int round = 0; round < rounds; round++)
-            for (size_t i = 0; i < n; i++) {
-                if (k[i].family != RL_FAM_READ || (k[i].cpu & d->features) != k[i].cpu) continue;
-                if (simd && !k[i].cpu) continue;
-                j.read = (rl_read_bytes_fn)k[i].fn;
-                if (first) RL_TRY(run_pass(pool, &j, opts, err)); // brings the pages in
-                first = false;
-                RL_TRY(run_pass(pool, &j, opts, err));
-                if (!out->kernel || seconds_of(&j) < best) {
-                    best = seconds_of(&j);
-                    out->kernel = &k[i];
-                }
-            }
-        if (!out->kernel) return rl_fail(err, RL_ERR_KERNEL, "no read kernel runs here");
-        j.read = (rl_read_bytes_fn)out->kernel->fn;
-    }
-    for (int i = 0; i < opts->passes; i++) {
-        RL_TRY(run_pass(pool, &j, opts, err));
-        out->seconds[i] = seconds_of(&j);
-    }
-    out->passes = opts->passes;
+    RL_TRY(choose_kernel(pool, d, RL_FAM_READ, NULL, &j, opts, out, err));
+    RL_TRY(timed_passes(pool, &j, opts, out, err));
     out->checksum = atomic_load_explicit(&j.checksum, memory_order_relaxed);
-    summarize(out);
     return RL_OK;
 }
 
@@ -244,21 +264,15 @@ void rl_probe_memory_free(rl_probe_memory *m) {
     memset(m, 0, sizeof *m);
 }
 
-rl_status rl_probe_copy(rl_pool *pool, const rl_probe_memory *m, const rl_read_opts *opts, rl_read_result *out,
-                        rl_err *err) {
+rl_status rl_probe_copy(rl_pool *pool, const rl_dispatch *d, const rl_probe_memory *m, const char *kind,
+                        const rl_read_opts *opts, rl_read_result *out, rl_err *err) {
     memset(out, 0, sizeof *out);
     size_t half = m->n / 2 / 64 * 64;
     RL_TRY(check_opts(opts, half, err));
     rl_range from = {m->p, half};
     job j = {.ranges = &from, .n_ranges = 1, .repeat = opts->repeat, .to = (uint8_t *)m->p + half};
     atomic_init(&j.checksum, 0);
-    RL_TRY(run_pass(pool, &j, opts, err));
-    for (int i = 0; i < opts->passes; i++) {
-        RL_TRY(run_pass(pool, &j, opts, err));
-        out->seconds[i] = seconds_of(&j);
-    }
     out->bytes = 2 * (uint64_t)half * opts->repeat;
-    out->passes = opts->passes;
-    summarize(out);
-    return RL_OK;
+    RL_TRY(choose_kernel(pool, d, RL_FAM_COPY, kind, &j, opts, out, err));
+    return timed_passes(pool, &j, opts, out, err);
 }

@@ -52,9 +52,10 @@ rl_status rl_probe_memory_make(rl_probe_memory *m, rl_pool *pool, size_t bytes, 
                                const int *cpus, rl_err *err);
 void rl_probe_memory_free(rl_probe_memory *m);
 
-/// Copies the first half of m onto the second, memcpy in pieces. out->bytes counts both what is read and what is
-/// written, as STREAM does; caches may read the target as well before writing it, which is not counted.
-rl_status rl_probe_copy(rl_pool *pool, const rl_probe_memory *m, const rl_read_opts *opts, rl_read_result *out,
-                        rl_err *err);
+/// Copies the first half of m onto the second with the kernels of this kind ("plain" through the caches, "stream"
+/// around them), the best of the tiers that run here. out->bytes counts what is read and what is written, as STREAM
+/// does; plain stores also make the caches read the target first, which is not counted.
+rl_status rl_probe_copy(rl_pool *pool, const rl_dispatch *d, const rl_probe_memory *m, const char *kind,
+                        const rl_read_opts *opts, rl_read_result *out, rl_err *err);
 
 #endif

@@ -360,22 +360,27 @@ done:
 
 PyDoc_STRVAR(
     memory_doc,
-    "memory_bandwidth(size, *, threads=None, passes=5, huge=True, copy=False, cpus=None, kernel=None, repeat=1, "
+    "memory_bandwidth(size, *, threads=None, passes=5, huge=True, copy=None, cpus=None, kernel=None, repeat=1, "
     "isa=None)\n--\n\n"
     "The same on `size` bytes of anonymous memory, in transparent huge pages or in small ones. The dict has\n"
-    "huge_bytes too: how much really is in huge pages. copy=True copies one half onto the other with memcpy;\n"
-    "its bytes are those read plus those written, as STREAM counts.");
+    "huge_bytes too: how much really is in huge pages. copy copies one half onto the other:\n"
+    "\"plain\" through the caches, \"stream\" with stores that go around them. Its bytes are those read plus those\n"
+    "written, as STREAM counts; that plain stores make the caches read the target first is not counted.");
 
 static PyObject *memory_bandwidth(PyObject *m, PyObject *args, PyObject *kw) {
     static char *names[] = {"size", "threads", "passes", "huge", "copy", "cpus", "kernel", "repeat", "isa", NULL};
     PyObject *threads = NULL, *cpu_list = NULL, *isa = NULL;
-    const char *kernel = NULL;
+    const char *kernel = NULL, *copy = NULL;
     Py_ssize_t size, repeat = 1;
-    int passes = 5, huge = 1, copy = 0;
+    int passes = 5, huge = 1;
     if (rl_py_check_keywords(kw, "memory_bandwidth", names) < 0) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kw, "n|$OippOznO:memory_bandwidth", names, &size, &threads, &passes, &huge,
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "n|$OipzOznO:memory_bandwidth", names, &size, &threads, &passes, &huge,
                                      &copy, &cpu_list, &kernel, &repeat, &isa))
         return NULL;
+    if (copy && strcmp(copy, "plain") && strcmp(copy, "stream")) {
+        PyErr_Format(PyExc_ValueError, "copy must be None, 'plain' or 'stream', not '%s'", copy);
+        return NULL;
+    }
     common c;
     if (get_common(m, &c, threads, passes, cpu_list, kernel, repeat, isa) < 0) return NULL;
     rl_probe_memory mem;
@@ -385,8 +390,8 @@ static PyObject *memory_bandwidth(PyObject *m, PyObject *args, PyObject *kw) {
     rl_status rc = rl_probe_memory_make(&mem, c.pool, size > 0 ? (size_t)size : 0, huge, c.o.n_threads, c.o.cpus, &err);
     if (rc == RL_OK) {
         rl_range range = {mem.p, mem.n};
-        rc =
-            copy ? rl_probe_copy(c.pool, &mem, &c.o, &r, &err) : rl_probe_read(c.pool, &c.d, &range, 1, &c.o, &r, &err);
+        rc = copy ? rl_probe_copy(c.pool, &c.d, &mem, copy, &c.o, &r, &err)
+                  : rl_probe_read(c.pool, &c.d, &range, 1, &c.o, &r, &err);
     }
     size_t huge_bytes = rc == RL_OK ? mem.huge_bytes : 0;
     rl_probe_memory_free(&mem);

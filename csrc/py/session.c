@@ -300,7 +300,7 @@ static PyObject *trace_start(py_session *self, PyObject *arg) {
     Py_RETURN_NONE;
 }
 
-// ([(layer or None, operation, t0_ns, t1_ns, wait_ns, tokens)], dropped); the trace ends.
+// ([(layer or None, operation, t0_ns, t1_ns, wait_ns, tokens, position, experts)], dropped); the trace ends.
 static PyObject *trace_take(py_session *self, PyObject *unused) {
     (void)unused;
     if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
@@ -308,9 +308,10 @@ static PyObject *trace_take(py_session *self, PyObject *unused) {
     for (size_t i = 0; list && i < self->trace.n; i++) {
         const rl_trace_event *e = &self->trace.events[i];
         PyObject *layer = e->layer == UINT16_MAX ? Py_NewRef(Py_None) : PyLong_FromLong(e->layer);
-        PyObject *row = layer ? Py_BuildValue("(NsKKII)", layer, rl_op_name((rl_op)e->op), (unsigned long long)e->t0_ns,
-                                              (unsigned long long)e->t1_ns, e->wait_ns, e->n_tok)
-                              : NULL;
+        PyObject *row = layer
+                            ? Py_BuildValue("(NsKKIIIH)", layer, rl_op_name((rl_op)e->op), (unsigned long long)e->t0_ns,
+                                            (unsigned long long)e->t1_ns, e->wait_ns, e->n_tok, e->pos0, e->n_experts)
+                            : NULL;
         if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
         Py_XDECREF(row);
     }

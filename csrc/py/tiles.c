@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private entry points by which tests and benchmarks call the tile kernels by name, and the measured peak of
-// each ISA beside which their speed is printed.
+// Private entry points by which tests and benchmarks call the tile kernels by name.
 #include <string.h>
 
 #include "base/clock.h"
-#include "kernels/peak.h"
 #include "kernels/tile.h"
 #include "py/state.h"
 #include "run/linear_tile.h"
@@ -153,42 +151,12 @@ done:
     return result;
 }
 
-// _peaks(seconds) -> {(isa, kind): multiply-adds per second} of one core, the best of several runs.
-static PyObject *peaks(PyObject *m, PyObject *args) {
-    (void)m;
-    double seconds;
-    if (!PyArg_ParseTuple(args, "d:_peaks", &seconds)) return NULL;
-    PyObject *dict = PyDict_New();
-    size_t n;
-    const rl_peak *p = rl_peaks(&n);
-    uint64_t cpu = rl_cpu_features();
-    for (size_t i = 0; dict && i < n; i++, p++) {
-        if ((p->cpu & cpu) != p->cpu) continue;
-        double best = 0;
-        float sink;
-        Py_BEGIN_ALLOW_THREADS uint64_t start = rl_clock_ns();
-        do {
-            uint64_t t = rl_clock_ns();
-            double made = p->fn(20000, &sink);
-            double speed = made / ((double)(rl_clock_ns() - t) * 1e-9);
-            if (speed > best) best = speed;
-        } while ((double)(rl_clock_ns() - start) * 1e-9 < seconds);
-        Py_END_ALLOW_THREADS PyObject *key = Py_BuildValue("(ss)", p->isa, p->kind), *value = PyFloat_FromDouble(best);
-        if (!key || !value || PyDict_SetItem(dict, key, value) < 0) Py_CLEAR(dict);
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    }
-    return dict;
-}
-
 static PyMethodDef methods[] = {
     {"_tile_unpack", tile_unpack, METH_VARARGS,
      "_tile_unpack(kernel, raw, columns, /)\n--\n\nUnpacks up to 32 rows by the kernel named; returns the tile."},
     {"_tile", tile, METH_VARARGS,
      "_tile(unpack, mul, raw, type, x, out, repeats=1, threads=1, /)\n--\n\n"
      "out (tokens, rows) = x (tokens, columns) times raw rows by two kernels; returns the seconds of all repeats."},
-    {"_peaks", peaks, METH_VARARGS,
-     "_peaks(seconds, /)\n--\n\nMultiply-adds per second of one core by (isa, kind), each measured for that long."},
     {NULL, NULL, 0, NULL},
 };
 

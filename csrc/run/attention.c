@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+
 static size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
 }
@@ -258,7 +260,9 @@ bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a) {
             }
         }
     if (c.n_s > 1) {
+        uint64_t t = a->wait_ns ? rl_clock_ns() : 0;
         if (!rl_team_barrier(team, ith)) return false;
+        if (a->wait_ns) *a->wait_ns += rl_clock_ns() - t;
         rl_work_begin(&w, team, ith, n_blocks, 1);
         while (rl_work_next(&w, team, ith, &i0, &i1))
             for (size_t i = i0; i < i1; i++) {

@@ -25,6 +25,7 @@ typedef struct rl_attention_args {
     void *scratch;      // shared by the team: rl_attention_scratch bytes, 64-byte aligned
     float *weights;     // NULL, or [n_tok][n_head][pos0 + n_tok] that receives the softmax (slow path, for
                         // inspection)
+    uint64_t *wait_ns;  // NULL, or where this thread's wait at the barrier inside is added
 } rl_attention_args;
 
 size_t rl_attention_scratch(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads);

@@ -69,6 +69,8 @@ static inline bool rl_pass_shared_barrier(rl_pass *p) {
 }
 /// Ends an operation in the trace.
 void rl_pass_mark(rl_pass *p, size_t layer, rl_op op);
+/// The same where not all tokens took part, or only some of the experts.
+void rl_pass_mark_part(rl_pass *p, size_t layer, rl_op op, size_t n_tok, size_t n_experts);
 /// Hands rows to a tap that wants them.
 bool rl_pass_tap(rl_pass *p, size_t layer, rl_tap_point point, const float *rows, size_t width, size_t ld);
 /// Quantizes rows (stride ld) of the pass' own tokens for these matrices; includes the shared barrier.

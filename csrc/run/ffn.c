@@ -163,6 +163,13 @@ static bool run_experts(rl_pass *p, const rl_linear *a, float *out_a, const rl_l
     return rl_pass_barrier(p);
 }
 
+// How many experts the step's tokens chose, for the trace.
+static size_t experts_chosen(const rl_engine *e) {
+    size_t n = 0;
+    for (size_t x = 0; x < e->model->hp.n_expert; x++) n += e->expert_start[x] != e->expert_start[x + 1];
+    return n;
+}
+
 static bool experts(rl_pass *p, size_t layer) {
     rl_engine *e = p->e;
     const rl_hparams *hp = &e->model->hp;
@@ -176,7 +183,8 @@ static bool experts(rl_pass *p, size_t layer) {
     }
     if (!route(p, layer)) return false;
     if (!run_experts(p, &lp->gate_exps, e->gate, &lp->up_exps, e->up, e->ld_ff, e->expert_in, d)) return false;
-    rl_pass_mark(p, layer, RL_OP_GATE_UP);
+    size_t chosen = p->step->trace ? experts_chosen(e) : 0;
+    rl_pass_mark_part(p, layer, RL_OP_GATE_UP, p->step->n_tok, chosen);
     rl_split(p->step->n_tok * used, 1, p->ith, p->nth, &r0, &r1);
     for (size_t r = r0; r < r1; r++)
         activate(e, e->gate + r * e->ld_ff, e->up + r * e->ld_ff, e->gate + r * e->ld_ff, hp->n_ff_exp);
@@ -195,7 +203,7 @@ static bool experts(rl_pass *p, size_t layer) {
             for (size_t i = 0; i < d; i++) y[i] += w * row[i];
         }
     }
-    rl_pass_mark(p, layer, RL_OP_DOWN);
+    rl_pass_mark_part(p, layer, RL_OP_DOWN, p->step->n_tok, chosen);
     return true;
 }
 

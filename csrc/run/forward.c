@@ -22,6 +22,10 @@ bool rl_pass_barrier(rl_pass *p) {
 }
 
 void rl_pass_mark(rl_pass *p, size_t layer, rl_op op) {
+    rl_pass_mark_part(p, layer, op, p->step->n_tok, 0);
+}
+
+void rl_pass_mark_part(rl_pass *p, size_t layer, rl_op op, size_t n_tok, size_t n_experts) {
     rl_trace *tr = p->step->trace;
     if (!tr || p->ith) return;
     uint64_t now = rl_clock_ns();
@@ -31,7 +35,9 @@ void rl_pass_mark(rl_pass *p, size_t layer, rl_op op) {
                                                .wait_ns = (uint32_t)p->wait_ns,
                                                .layer = (uint16_t)layer,
                                                .op = (uint16_t)op,
-                                               .n_tok = (uint32_t)p->step->n_tok};
+                                               .n_tok = (uint32_t)n_tok,
+                                               .pos0 = (uint32_t)p->step->segments[0].pos0,
+                                               .n_experts = (uint16_t)n_experts};
     else
         tr->dropped++;
     p->mark_ns = now;
@@ -224,6 +230,7 @@ static bool attend(rl_pass *p, size_t layer) {
         const rl_taps *taps = p->step->taps;
         bool weights = taps && taps->attn_weights && taps->wants(taps->arg, layer, RL_TAP_ATTN_WEIGHTS);
         if (weights) a.weights = taps->attn_weights;
+        if (p->step->trace && !p->ith) a.wait_ns = &p->wait_ns;
         if (!rl_attention_run(p->team, p->ith, &a)) return false;
         size_t width = a.n_head * (a.pos0 + a.n_tok);
         if (weights && !rl_pass_tap(p, layer, RL_TAP_ATTN_WEIGHTS, a.weights, width, width)) return false;
@@ -327,12 +334,12 @@ static bool head_block(rl_pass *p, size_t r0, size_t r1, float *logits) {
     rl_act_bind(&act, rl_linear_formats(&e->head, n), d, n, e->act);
     rl_act_fill(&act, &e->opts.dispatch, e->proj, d, i0, i1);
     if (!rl_pass_barrier(p)) return false;
-    rl_pass_mark(p, UINT16_MAX, RL_OP_HEAD_NORM);
+    rl_pass_mark_part(p, UINT16_MAX, RL_OP_HEAD_NORM, n, 0);
     rl_linear_call call = {&e->head, &act, n, logits, hp->n_vocab};
     rl_linear_run(p->team, p->ith, &call, 1, p->scratch);
     if (!rl_pass_barrier(p)) return false;
     finish_logits(p, logits, n);
-    rl_pass_mark(p, UINT16_MAX, RL_OP_HEAD);
+    rl_pass_mark_part(p, UINT16_MAX, RL_OP_HEAD, n, 0);
     return true;
 }
 

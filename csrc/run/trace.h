@@ -29,7 +29,9 @@ typedef struct rl_trace_event {
     uint32_t wait_ns; // of it, spent by the calling thread at the closing barrier
     uint16_t layer;   // UINT16_MAX outside layers
     uint16_t op;
-    uint32_t n_tok;
+    uint32_t n_tok;     // tokens of the step; of the head the rows that want logits
+    uint32_t pos0;      // position of the step's first token
+    uint16_t n_experts; // whose matrices were read, of the stacked ones; 0 elsewhere
 } rl_trace_event;
 
 typedef struct rl_trace {
