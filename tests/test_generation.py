@@ -39,6 +39,8 @@ class Tokenizer:
 class Script:
     """A session whose 'model' says the given ids whatever it is fed."""
 
+    _tracer = None
+
     def __init__(self, ids, n_ctx=1000, fail_at=None):
         self.model = self
         self.tokenizer = Tokenizer()

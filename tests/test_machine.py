@@ -328,8 +328,32 @@ def test_memory_and_copy_bandwidth():
         r = _core.memory_bandwidth(8 << 20, threads=2, huge=huge, passes=2)
         assert r["bytes"] == 8 << 20 and r["gbs"] > 0.1
         assert huge or r["huge_bytes"] == 0
-    r = _core.memory_bandwidth(8 << 20, threads=2, copy=True, passes=2)
-    assert r["bytes"] == 8 << 20 and r["kernel"] is None
+    for how in ("plain", "stream"):
+        r = _core.memory_bandwidth(8 << 20, threads=2, copy=how, passes=2)
+        assert r["bytes"] == 8 << 20 and r["kernel"].startswith(f"rl_copy_{how}_")
+    with pytest.raises(ValueError, match="'plain' or 'stream', not 'fast'"):
+        _core.memory_bandwidth(8 << 20, copy="fast")
+
+
+@pytest.mark.parametrize("name", [k.name for k in rooflm.kernels() if k.family == "copy" and k.available])
+@pytest.mark.parametrize("n", [1, 63, 64, 1000, 4096 + 8])
+def test_every_copy_kernel_copies_every_byte(name, n):
+    source = np.random.default_rng(n).integers(0, 256, n, dtype=np.uint8)
+    room = np.full(n + 192, 7, np.uint8)
+    at = -room.ctypes.data % 64 + 64
+    _core._copy(name, room[at : at + n], source)
+    assert np.array_equal(room[at : at + n], source)
+    assert (room[:at] == 7).all() and (room[at + n :] == 7).all()
+    with pytest.raises(ValueError, match="aligned"):
+        _core._copy(name, room[at + 1 : at + 1 + n], source)
+
+
+def test_peaks_of_two_threads_are_more_than_one():
+    """Work is what counts: with a thread more the sum of both is reported, whatever else the machine does."""
+    one, two = _core._peaks(0.005), _core._peaks(0.005, 2)
+    assert set(one) == set(two) and all(v > 0 for v in two.values())
+    with pytest.raises(ValueError, match="seconds"):
+        _core._peaks(0.0)
     with pytest.raises(ValueError, match="size"):
         _core.memory_bandwidth(8)
     with pytest.raises(MemoryError):

@@ -307,7 +307,10 @@ def test_sliding_window_bounds_the_kv_bytes(gemma3):
 
 def test_control_tokens_in_a_message_are_ordinary_text(smollm2):
     """R26: nobody ends a message, or begins one as the system, by typing so."""
-    from rooflm.conversation import chat_ids
+    from rooflm.conversation import chat_text, encode_chat
+
+    def chat_ids(tokenizer, messages):
+        return encode_chat(tokenizer, chat_text(tokenizer, messages))
 
     t = rooflm.Tokenizer.from_gguf(smollm2)
     start, end = t.token_to_id("<|im_start|>"), t.token_to_id("<|im_end|>")

@@ -328,9 +328,12 @@ static void collect_op(void *arg, int layer, const char *op, const rl_weight *w,
     PyObject **list = arg;
     if (!*list) return;
     PyObject *at = layer < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(layer);
-    PyObject *row = at ? Py_BuildValue("{s:N,s:s,s:s,s:s,s:s,s:s}", "layer", at, "op", op, "type", w->t->dtype->name,
-                                       "kernel", k->name, "isa", k->isa, "tensor", w->t->name)
-                       : NULL;
+    PyObject *row =
+        at ? Py_BuildValue("{s:N,s:s,s:s,s:s,s:s,s:s,s:n,s:n,s:n,s:n}", "layer", at, "op", op, "type",
+                           w->t->dtype->name, "kernel", k->name, "isa", k->isa, "tensor", w->t->name, "rows",
+                           (Py_ssize_t)w->rows, "columns", (Py_ssize_t)w->cols, "experts", (Py_ssize_t)w->experts,
+                           "nbytes", (Py_ssize_t)(w->rows * w->experts * w->t->row_bytes))
+           : NULL;
     if (!row || PyList_Append(*list, row) < 0) Py_CLEAR(*list);
     Py_XDECREF(row);
 }

@@ -215,7 +215,7 @@ def _measure(m: dict[str, Any], progress: Optional[Callable[[str], None]]) -> di
         pages = "huge" if r["huge_bytes"] >= 0.9 * part else "small"
         read.append(_read_record(f"L{c['level']}", part, pages, r))
     say("copy")
-    copy = _core.memory_bandwidth(size, threads=most, copy=True)
+    copy = _core.memory_bandwidth(size, threads=most, copy="plain")
     return {
         "read": read,
         "copy": {"gbs": copy["gbs"], "threads": most, "bytes": copy["bytes"], "counts": "read plus written"},

@@ -22,6 +22,11 @@ def read_text(path: os.PathLike[str]) -> str:
             raise ValueError(f"{os.fspath(path)} is not UTF-8 text: byte {e.start} is 0x{bad:02x}") from None
 
 
+def given_text(value: TextOrTokens) -> Union[str, Sequence[int], np.ndarray]:
+    """The text of a file; anything else as it is."""
+    return read_text(Path(value)) if isinstance(value, os.PathLike) else value
+
+
 def as_tokens(
     value: TextOrTokens,
     tokenizer: Callable[[], Any],
@@ -32,8 +37,7 @@ def as_tokens(
 ) -> np.ndarray:
     """Token ids as an int32 array. Text is encoded; ids are taken as they are, after a check of kind and range.
     tokenizer: called for text only, so that ids work with models that have none."""
-    if isinstance(value, os.PathLike):
-        value = read_text(Path(value))
+    value = given_text(value)
     if isinstance(value, str):
         return np.asarray(tokenizer().encode(value, special=special, bos=bos, eos=eos), dtype=np.int32)
     if isinstance(value, (bytes, bytearray)):

@@ -40,17 +40,21 @@ def _fence(value: Any, tokenizer: Any) -> Any:
     return value
 
 
-def chat_ids(
+def chat_text(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     *,
     template: Optional[str] = None,
     tools: Optional[Sequence[Mapping[str, Any]]] = None,
     options: Optional[Mapping[str, Any]] = None,
-) -> np.ndarray:
-    """Token ids of a conversation, ready for the model's answer."""
+) -> str:
+    """The conversation by its template, ready for the model's answer; control tokens of messages between fences."""
     fenced = messages if isinstance(messages, (str, bytes, Mapping)) else [_fence(m, tokenizer) for m in messages]
-    text = chat.prompt(tokenizer, fenced, template=template, tools=tools, **(options or {}))
+    return chat.prompt(tokenizer, fenced, template=template, tools=tools, **(options or {}))
+
+
+def encode_chat(tokenizer: Any, text: str) -> np.ndarray:
+    """Token ids of what chat_text() gives."""
     parts = []
     for i, part in enumerate(FENCED.split(text)):
         # Odd parts come from between fences. BOS is the template's business, except that most leave it to the encoder.

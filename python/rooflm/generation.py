@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
 
 import numpy as np
 
+from rooflm.tracing import stage
+
 if TYPE_CHECKING:
     from rooflm.model import Session
 
@@ -84,12 +86,14 @@ class Generation:
         held = ""  # text that may turn out to be the beginning of a stop string
         try:
             start = time.perf_counter()
-            logits = session._evaluate(self.prompt_ids)
+            with stage(session, "first_token"):
+                logits = session._evaluate(self.prompt_ids)
             self._prefill_s = time.perf_counter() - start
             if not self._max_tokens:
                 self._stop_reason = "length"
             while not self._stop_reason:
-                token = _choose(sampler, logits, seen)
+                with stage(session, "sample"):
+                    token = _choose(sampler, logits, seen)
                 self._times.append(time.perf_counter() - start)
                 if token in ends:
                     self._stop_reason = "eos"
@@ -97,30 +101,34 @@ class Generation:
                 self._ids.append(token)
                 seen.append(token)
                 session._pending.append(token)
-                held += decoder.feed(token)
-                cut = self._find_stop(held)
+                with stage(session, "postprocess"):
+                    held += decoder.feed(token)
+                    cut = self._find_stop(held)
+                    ready = len(held) - self._unsure(held)
                 if cut is not None:
                     held = held[:cut]
                     decoder.flush()
                     self._stop_reason = "stop"
                     break
-                ready = len(held) - self._unsure(held)
                 if ready:
-                    yield held[:ready]
+                    with stage(session, "render"):
+                        yield held[:ready]
                     held = held[ready:]
                 if len(self._ids) >= self._max_tokens:
                     self._stop_reason = "length"
                 elif session.n_past >= session.n_ctx:
                     self._stop_reason = "context"
                 else:
-                    logits = session._evaluate(NOTHING, out=logits)
+                    with stage(session, "decode"):
+                        logits = session._evaluate(NOTHING, out=logits)
         except BaseException:
             self._stop_reason = "interrupted"
             raise
         if self._stop_reason != "stop":
             held += decoder.flush()
         if held:
-            yield held
+            with stage(session, "render"):
+                yield held
 
     def _find_stop(self, text: str) -> Optional[int]:
         places = [p for p in (text.find(s) for s in self._stop) if p >= 0]

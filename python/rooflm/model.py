@@ -19,14 +19,14 @@ from rooflm import _core
 from rooflm._blas import find_openblas
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
-from rooflm._text import TextOrTokens, as_tokens
+from rooflm._text import TextOrTokens, as_tokens, given_text
 from rooflm.generation import Generation
+from rooflm.tracing import Trace, stage
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rooflm.batch import Batch
-    from rooflm.tracing import Trace
 
 DEFAULT_N_CTX = 4096
 # What stands in for a tensor: another one, or its type and raw blocks.
@@ -220,6 +220,7 @@ class Session:
         )
         self._pending: list[int] = []  # sampled by generate(), not evaluated yet
         self._capture: Optional[Capture] = None
+        self._tracer: Optional[Trace] = None
 
     # ---- life ----
 
@@ -267,7 +268,8 @@ class Session:
 
     def kernels(self, n_tokens: int = 1) -> Operations:
         """What runs when n_tokens are evaluated at once: one record per matrix with layer (None outside the
-        layers), op, type of the weights, kernel, isa and tensor."""
+        layers), op, type of the weights, kernel, isa, tensor, and of the matrix rows, columns, experts (how many are
+        stacked) and nbytes (of all of them)."""
         return Operations(self._c.kernels(n_tokens))
 
     # ---- evaluation ----
@@ -322,6 +324,7 @@ class Session:
         twin._open = self._c.fork()
         twin._pending = list(self._pending)
         twin._capture = None
+        twin._tracer = None
         return twin
 
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
@@ -356,7 +359,11 @@ class Session:
         special  parse special tokens such as <|im_start|> in the prompt; by default they are ordinary text
         """
         start = time.perf_counter()
-        return self._answer(self._ids(prompt, special), start, max_tokens, sampler, stop)
+        with stage(self, "input"):
+            prompt = given_text(prompt)
+        with stage(self, "tokenize"):
+            ids = self._ids(prompt, special)
+        return self._answer(ids, start, max_tokens, sampler, stop)
 
     @checked_keywords
     def chat(
@@ -378,10 +385,14 @@ class Session:
         tools             JSON schemas, for templates that know tools
         template_options  further variables of the template, such as {"enable_thinking": False}
         """
-        from rooflm.conversation import chat_ids
+        from rooflm.conversation import chat_text, encode_chat
 
         start = time.perf_counter()
-        ids = chat_ids(self.model.tokenizer, messages, template=template, tools=tools, options=template_options)
+        tokenizer = self.model.tokenizer
+        with stage(self, "preprocess"):
+            text = chat_text(tokenizer, messages, template=template, tools=tools, options=template_options)
+        with stage(self, "tokenize"):
+            ids = encode_chat(tokenizer, text)
         same = min(_common_length(ids, self.tokens), max(len(ids) - 1, 0))  # one at least is evaluated, for its logits
         try:
             self.rewind(same)
@@ -410,9 +421,8 @@ class Session:
     # ---- traces and layer taps ----
 
     def trace(self, capacity: int = 100_000) -> Trace:
-        """Context manager: times of every evaluation inside it by layer and operation; see rooflm.tracing.Trace."""
-        from rooflm.tracing import Trace
-
+        """Context manager: times of every evaluation inside it by layer and operation, and of the stages of generate()
+        and chat(); see rooflm.tracing.Trace. capacity: events that are kept, some 10 per layer and step."""
         return Trace(self, capacity)
 
     def capture(self, *patterns: str) -> Capture:

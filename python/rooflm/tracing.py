@@ -1,16 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of evaluations goes, by layer and operation, as seen by the calling thread."""
+"""Where the time goes: by layer and operation beside the limits of the machine, by stage from input to rendering, and
+as a Chrome trace.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+import os
+import time
+from contextlib import nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, NamedTuple, Optional, Union
 
+from rooflm import _core
+from rooflm._costs import Cost, Costs
+from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
+from rooflm.device.roofline import Roofs, peak_gops, roofline
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    import pandas
+    from matplotlib.axes import Axes
 
+    from rooflm.device.sampler import Sampler
     from rooflm.model import Session
+
+SCHEMA = 1
+PHASES = (None, "prefill", "decode")
+
+# What generate() and chat() pass through, in this order, plus the evaluations after the first token. "render" is the
+# caller's own code between two pieces of text.
+STAGES = ("input", "preprocess", "tokenize", "first_token", "sample", "decode", "postprocess", "render")
 
 
 class TraceEvent(NamedTuple):
@@ -19,24 +38,69 @@ class TraceEvent(NamedTuple):
     start_ns: int  #: monotonic clock
     end_ns: int
     wait_ns: int  #: of it, spent at barriers, waiting for other threads
-    n_tokens: int  #: tokens of the step
+    n_tokens: int  #: tokens that took part
+    position: int  #: of the first of them in the sequence
+    n_experts: int  #: whose stacked matrices were read; 0 elsewhere
+
+
+class Span(NamedTuple):
+    name: str
+    start_ns: int  #: monotonic clock
+    end_ns: int
+    stage: bool  #: recorded by the library, not by the user
+
+
+class _Timed:
+    """Appends one span when its block ends, however it ends."""
+
+    def __init__(self, spans: list[Span], name: str, stage: bool) -> None:
+        self._spans, self._name, self._stage = spans, name, stage
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic_ns()
+
+    def __exit__(self, *exc: object) -> None:
+        self._spans.append(Span(self._name, self._start, time.monotonic_ns(), self._stage))
+
+
+_NOTHING: ContextManager[None] = nullcontext()
+
+
+def stage(session: Session, name: str) -> ContextManager[None]:
+    """Records a stage of the session's running trace; costs nothing to speak of without one."""
+    tracer = session._tracer
+    return _NOTHING if tracer is None else _Timed(tracer.spans, name, True)
 
 
 class Trace:
-    """A context manager; made by Session.trace(). `events` has one record per operation of each step inside it.
+    """A context manager; made by Session.trace().
 
-    An operation ends at the barrier that closes it, so its time includes waiting for the slowest thread; wait_ns says
-    how much of that the calling thread waited. One clock read per operation is all that tracing costs.
+    events   one TraceEvent per operation of each step inside it. An operation ends at the barrier that closes it, so
+             its time includes waiting for the slowest thread; wait_ns says how much of that the calling thread waited.
+    spans    the stages of generate() and chat(), see STAGES, and what span() was used for
+    dropped  events beyond the capacity
+    roofs    the limits that operations are held against: the best read of the model's own bytes and the peaks of
+             arithmetic, with the session's threads and tier. Measured when first asked for, which takes some tenths of
+             a second; may be set to the Roofs of another machine.
+
+    Costs: see _costs.py. Tracing takes two clock reads per operation, under 2 % of a token's time; off, nothing.
     """
 
     def __init__(self, session: Session, capacity: int) -> None:
         self._session = session
         self._capacity = capacity
+        self._model, self._threads, self._isa = session.model, session.n_threads, session.isa
+        self._costs = Costs(session)
         self.events: list[TraceEvent] = []
-        self.dropped = 0  #: events beyond the capacity
+        self.spans: list[Span] = []
+        self.dropped = 0
+        self._roofs: Optional[Roofs] = None
 
     def __enter__(self) -> Trace:
+        if self._session._tracer is not None:
+            raise _core.Error("this session is being traced already; one trace holds any number of evaluations")
         self._session._c._trace_start(self._capacity)
+        self._session._tracer = self
         return self
 
     def __exit__(
@@ -45,38 +109,198 @@ class Trace:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
+        self._session._tracer = None
+        if self._session._open is None:
+            return
         rows, self.dropped = self._session._c._trace_take()
         self.events = [TraceEvent(*row) for row in rows]
+        for n in {e.n_tokens for e in self.events}:
+            self._costs.learn(self._session, n)
 
-    def by_op(self) -> list[dict[str, Any]]:
-        """Per operation: calls, time_s, wait_s and share of the traced time, longest first."""
-        total: dict[str, list[int]] = {}
-        for e in self.events:
-            t = total.setdefault(e.op, [0, 0, 0])
-            t[0] += 1
-            t[1] += e.end_ns - e.start_ns
-            t[2] += e.wait_ns
-        whole = sum(t[1] for t in total.values()) or 1
+    def span(self, name: str) -> ContextManager[None]:
+        """Context manager: records the block under this name. A name of STAGES counts as that stage."""
+        return _Timed(self.spans, name, name in STAGES)
+
+    # ---- limits ----
+
+    @property
+    def roofs(self) -> Roofs:
+        if self._roofs is None:
+            from rooflm.measuring.ceilings import read_arrays
+
+            arrays = read_arrays(self._model)
+            read = _core.read_bandwidth(arrays, threads=self._threads, passes=5, isa=self._isa)
+            self._roofs = Roofs(read["gbs"], peak_gops(self._threads, self._isa), self._threads, self._isa)
+        return self._roofs
+
+    @roofs.setter
+    def roofs(self, value: Roofs) -> None:
+        self._roofs = value
+
+    def cost(self, event: TraceEvent) -> Cost:
+        """Bytes, operations and kind of operands of one event."""
+        return self._costs.of(event)
+
+    # ---- tables ----
+
+    def by_op(self, phase: Optional[str] = None) -> list[dict[str, Any]]:
+        """Per operation, longest first: calls, time_s, share of the traced time, and what roofline() gives: bytes,
+        operations, gbs, gops, bound, roof_share, wait_s, other_s. phase: "prefill" (several tokens at once), "decode"
+        (one), or None for both together."""
+        return sorted(self._grouped(lambda e: {"op": e.op}, phase), key=lambda r: -r["time_s"])
+
+    def by_layer(self, phase: Optional[str] = None) -> list[dict[str, Any]]:
+        """The same per layer, in order; None is what lies outside the layers."""
+        rows = self._grouped(lambda e: {"layer": e.layer}, phase)
+        return sorted(rows, key=lambda r: (r["layer"] is None, r["layer"]))
+
+    def by_layer_and_op(self, phase: Optional[str] = None) -> list[dict[str, Any]]:
+        """The same per layer and operation, in the order in which they ran."""
+        return self._grouped(lambda e: {"layer": e.layer, "op": e.op}, phase)
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Per stage, in their order, then the user's spans: calls, time_s, longest_s, and of stages the share of their
+        sum."""
+        order = {name: i for i, name in enumerate(STAGES)}
+        found: dict[tuple[str, bool], list[int]] = {}
+        for s in self.spans:
+            found.setdefault((s.name, s.stage), []).append(s.end_ns - s.start_ns)
+        whole = sum(sum(t) for (_, is_stage), t in found.items() if is_stage) or 1
         rows = [
-            {"op": op, "calls": n, "time_s": ns * 1e-9, "wait_s": wait * 1e-9, "share": ns / whole}
-            for op, (n, ns, wait) in total.items()
-        ]
-        return sorted(rows, key=lambda r: -r["time_s"])
+            {"span": name, "stage": is_stage, "calls": len(t), "time_s": sum(t) * 1e-9, "longest_s": max(t) * 1e-9,
+             "share": sum(t) / whole if is_stage else None}
+            for (name, is_stage), t in found.items()
+        ]  # fmt: skip
+        return sorted(rows, key=lambda r: order.get(r["span"], len(order)))
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "op": r["op"],
-                "calls": r["calls"],
-                "ms": f"{r['time_s'] * 1e3:.3f}",
-                "waiting ms": f"{r['wait_s'] * 1e3:.3f}",
-                "share": f"{r['share']:.3f}",
-            }
-            for r in self.by_op()
-        ]
+    def effective_tops(self, phase: Optional[str] = None) -> Optional[float]:
+        """10^12 operations per second of the time from the first event to the last, whatever happened in between:
+        sampling and the caller's code count. None without events."""
+        events = self._of_phase(phase)
+        if not events:
+            return None
+        seconds = (events[-1].end_ns - events[0].start_ns) * 1e-9
+        return sum(self.cost(e).operations for e in events) / seconds * 1e-12
+
+    def memory_bound_share(self, phase: Optional[str] = None) -> Optional[float]:
+        """Share of the traced time that the memory's limit alone explains, an estimate of the stalls on memory where
+        the processor's own counters cannot be read. None without events or without the roof."""
+        rows = self.by_op(phase)
+        if not rows or self.roofs.read_gbs is None:
+            return None
+        stalled = sum(max(0.0, (r["memory_s"] or 0.0) - (r["compute_s"] or 0.0)) for r in rows)
+        time_s: float = sum(r["time_s"] for r in rows)
+        return min(1.0, stalled / time_s)
+
+    def _of_phase(self, phase: Optional[str]) -> list[TraceEvent]:
+        """Steps of one token are decoding. The head counts the rows that want logits, so its step decides, not they."""
+        if phase not in PHASES:
+            raise ValueError(f"phase={phase!r}: must be None, 'prefill' or 'decode'")
+        if phase is None:
+            return self.events
+        out, wanted = [], False
+        for e in self.events:
+            if e.op == "embed":  # the first of each step
+                wanted = (e.n_tokens == 1) == (phase == "decode")
+            if wanted:
+                out.append(e)
+        return out
+
+    def _grouped(self, key: Callable[[TraceEvent], dict[str, Any]], phase: Optional[str]) -> list[dict[str, Any]]:
+        groups: dict[tuple[Any, ...], _Sum] = {}
+        for e in self._of_phase(phase):
+            k = key(e)
+            groups.setdefault(tuple(k.values()), _Sum(k)).add(e, self.cost(e))
+        whole = sum(g.ns for g in groups.values()) or 1
+        return [g.row(self.roofs, whole) for g in groups.values()]
+
+    # ---- output ----
+
+    def to_dict(self) -> dict[str, Any]:
+        """Record of the whole trace, ready for JSON; events themselves are in to_pandas() and to_chrome()."""
+        return {
+            "schema": SCHEMA,
+            "roofs": self.roofs.to_dict(),
+            "effective_tops": {p or "all": self.effective_tops(p) for p in PHASES},
+            "by_op": {p or "all": self.by_op(p) for p in PHASES},
+            "by_layer": self.by_layer(),
+            "stages": self.stages(),
+            "dropped": self.dropped,
+        }
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per event, with its bytes, operations and their kind."""
+        from rooflm._optional import need
+
+        rows = [{**e._asdict(), **self.cost(e)._asdict()} for e in self.events]
+        return need("pandas").DataFrame(rows)
+
+    def to_chrome(self, path: Union[str, os.PathLike[str]], *, sampler: Optional[Sampler] = None) -> None:
+        """Writes the file that chrome://tracing and ui.perfetto.dev show: operations, stages and the user's spans on
+        lines of their own; with a Sampler that ran beside it also temperature, clocks and power."""
+        from rooflm._trace_views import write_chrome
+
+        write_chrome(path, self, sampler)
+
+    @checked_keywords
+    def plot(self, ax: Optional[Axes] = None, *, kind: str = "roofline", phase: Optional[str] = None) -> Axes:
+        """kind "roofline": G operations/s of each operation over its operations per byte, under the roofs of memory and
+        arithmetic. "time": milliseconds per layer, stacked by operation. "stages": seconds per stage."""
+        from rooflm import _trace_views
+
+        kinds = {"roofline": _trace_views.roofline_plot, "time": _trace_views.time_plot,
+                 "stages": _trace_views.stages_plot}  # fmt: skip
+        if kind not in kinds:
+            raise ValueError(f"kind={kind!r}: must be one of {', '.join(kinds)}")
+        return kinds[kind](self, ax, phase)
 
     def __repr__(self) -> str:
-        return table(self._rows(), ("op", "calls", "ms", "waiting ms", "share"))
+        return table(*self._shown())
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), ("op", "calls", "ms", "waiting ms", "share"))
+        return html_table(*self._shown())
+
+    def _shown(self) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+        rows = [
+            {"op": r["op"], "calls": r["calls"], "ms": r["time_s"] * 1e3, "waiting ms": r["wait_s"] * 1e3,
+             "share": r["share"], "GB/s": r["gbs"] or None, "Gop/s": r["gops"] or None, "bound": r["bound"],
+             "of roof": r["roof_share"]}
+            for r in self.by_op()
+        ]  # fmt: skip
+        return rows, ("op", "calls", "ms", "waiting ms", "share", "GB/s", "Gop/s", "bound", "of roof")
+
+
+class _Sum:
+    """Events that belong together."""
+
+    def __init__(self, key: dict[str, Any]) -> None:
+        self.key = key
+        self.calls, self.ns, self.wait_ns = 0, 0, 0
+        self.nbytes = 0.0
+        self.operations: dict[Optional[str], float] = {}
+
+    def add(self, e: TraceEvent, cost: Cost) -> None:
+        self.calls += 1
+        self.ns += e.end_ns - e.start_ns
+        self.wait_ns += e.wait_ns
+        self.nbytes += cost.nbytes
+        self.operations[cost.kind] = self.operations.get(cost.kind, 0.0) + cost.operations
+
+    def row(self, roofs: Roofs, whole_ns: int) -> dict[str, Any]:
+        operations = sum(self.operations.values())
+        peak = mixed_peak(self.operations.items(), roofs)
+        limits = roofline(operations, self.nbytes, max(self.ns, 1) * 1e-9, read_gbs=roofs.read_gbs, peak_gops=peak,
+                          wait_s=self.wait_ns * 1e-9)  # fmt: skip
+        return {**self.key, "calls": self.calls, "share": self.ns / whole_ns, **limits}
+
+
+def mixed_peak(operations: Iterable[tuple[Optional[str], float]], roofs: Roofs) -> Optional[float]:
+    """The peak of work of several kinds: its operations over the sum of the least times of each kind."""
+    total, seconds = 0.0, 0.0
+    for kind, n in operations:
+        if n:
+            peak = roofs.gops.get(kind or "")
+            if not peak:
+                return None
+            total, seconds = total + n, seconds + n / peak
+    return total / seconds if seconds else None
