@@ -45,6 +45,8 @@ _LAZY = {
     "check_claims": "rooflm.quantization.claims",
     "error_budget": "rooflm.quantization.budget",
     "ErrorBudget": "rooflm.quantization.budget",
+    "health": "rooflm.diagnosis.health",
+    "soak": "rooflm.diagnosis.soak",
 }
 
 if _TYPE_CHECKING:
@@ -59,6 +61,8 @@ if _TYPE_CHECKING:
     from rooflm._synth import synth
     from rooflm._machine import machine
     from rooflm.diagnosis.doctor import doctor
+    from rooflm.diagnosis.health import health
+    from rooflm.diagnosis.soak import soak
     from rooflm.fetching import FetchError, fetch
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
@@ -91,10 +95,12 @@ __all__ = [
     "doctor",
     "error_budget",
     "fetch",
+    "health",
     "kernels",
     "linear",
     "machine",
     "perplexity",
+    "soak",
     "synth",
     "zip_grid",
 ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes GGUF files, version 3. The file appears under its name only when it is whole: data go to a temporary
-name beside it, which is renamed at the end and removed on any failure, Ctrl-C included.
+name beside it, which is renamed at the end and removed on any failure, Ctrl-C included. An open file descriptor in
+place of a path is written as it is, for files that have no name.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ class Writer:
             w.write(data)
     """
 
-    def __init__(self, path: Union[str, os.PathLike[str]], alignment: int = 32, fsync: bool = True) -> None:
+    def __init__(self, path: Union[int, str, os.PathLike[str]], alignment: int = 32, fsync: bool = True) -> None:
         if alignment % 8 or not 8 <= alignment <= 1 << 20:
             raise ValueError(f"alignment must be a multiple of 8 from 8 to {1 << 20}, not {alignment}")
-        self.path = Path(path)
+        self.path = None if isinstance(path, int) else Path(path)
+        self._fd = path if isinstance(path, int) else -1
+        self._temporary: Optional[str] = None
         self.alignment, self.fsync = alignment, fsync
         self._keys: dict[str, bytes] = {}
         self._tensors: dict[str, tuple[int, tuple[int, ...], int]] = {}  # type id, shape, bytes
@@ -100,9 +103,10 @@ class Writer:
             self._ends.append(at + nbytes)
             at += self._padded(nbytes)
         header = b"".join(head)
-        fd, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
-        self._temporary = temporary
-        self._file = os.fdopen(fd, "wb", buffering=1 << 20)
+        fd = self._fd
+        if self.path is not None:
+            fd, self._temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+        self._file = os.fdopen(fd, "wb", buffering=1 << 20, closefd=self.path is not None)
         self._file.write(header + b"\0" * (self._padded(len(header)) - len(header)))
 
     def _padded(self, n: int) -> int:
@@ -133,7 +137,7 @@ class Writer:
         finally:
             if self._file is not None:
                 self._file.close()
-                if os.path.exists(self._temporary):
+                if self._temporary and os.path.exists(self._temporary):
                     os.unlink(self._temporary)
 
     def _finish(self) -> None:
@@ -144,6 +148,8 @@ class Writer:
         self._file.flush()
         if self.fsync:
             os.fsync(self._file.fileno())
+        if self.path is None or self._temporary is None:
+            return
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(self._temporary, 0o666 & ~mask)  # mkstemp makes files for the owner alone

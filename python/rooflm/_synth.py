@@ -13,7 +13,6 @@ import random
 import time
 import zlib
 from collections import Counter
-from pathlib import Path
 from typing import Any, Iterator, Optional, Union
 
 import numpy as np
@@ -57,7 +56,7 @@ _PIECE = 16 << 20  # bytes made and written at once
 
 @checked_keywords
 def synth(
-    out: Union[str, os.PathLike[str]],
+    out: Union[int, str, os.PathLike[str]],
     *,
     arch: str = "llama",
     size: str = "1b",
@@ -72,7 +71,8 @@ def synth(
     tied: Optional[bool] = None,
     context: int = 131072,
 ) -> dict[str, Any]:
-    """Writes a synthetic model and returns what was written.
+    """Writes a synthetic model and returns what was written. out: a path, or an open file descriptor (then the record's
+    path is None).
 
     size: "1b", "3b", "7b", "smollm2", or "custom" with width, layers, heads, kv_heads and ffn; any of these beside a
     named size replaces its number. type: "Q4_K_M", "Q4_K_S", "Q5_K_M" are the field's mixtures; any other, such as
@@ -119,8 +119,8 @@ def synth(
                 w.write(piece)
     return {
         "schema": 1,
-        "path": os.fspath(out),
-        "nbytes": Path(out).stat().st_size,
+        "path": None if isinstance(out, int) else os.fspath(out),
+        "nbytes": os.stat(out).st_size,
         "arch": arch,
         "size": size,
         "type": type,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of this room: doctor."""
+"""The commands of this room: doctor, health, soak, sweep, tune."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from rooflm._output import emit
 
@@ -36,3 +36,45 @@ def doctor(args: argparse.Namespace) -> int:
     else:
         print(f"{found.summary()}\n{found.to_table()}" if args.all else found)
     return 0
+
+
+def _picture(result: Any, path: Optional[str]) -> None:
+    if path:
+        result.plot().figure.savefig(path, dpi=120)
+
+
+def health(args: argparse.Namespace) -> int:
+    import rooflm
+
+    result = rooflm.health(
+        size=args.size, threads=args.threads, history=False if args.no_history else args.history or True,
+        keep=args.keep, progress=_progress(args),
+    )  # fmt: skip
+    _clear(args)
+    _picture(result, args.plot)
+    if args.json:
+        emit(result)
+    else:
+        print(result if args.curve else result.line())
+    return 1 if result.verdict["verdict"] == "regression" else 0
+
+
+def soak(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    interrupted = False
+    try:
+        result = rooflm.soak(
+            resolve_model(args.model), minutes=args.minutes, threads=args.threads, kv=args.kv, gen=args.gen,
+            out=args.out, progress=_progress(args),
+        )  # fmt: skip
+    except KeyboardInterrupt as e:  # what was seen is worth more than the rest
+        result, interrupted = e.results, True  # type: ignore[attr-defined]
+    _clear(args)
+    _picture(result, args.plot)
+    if args.json:
+        emit(result)
+    else:
+        print(result)
+    return 130 if interrupted else 1 if result.leaks else 0
