@@ -30,9 +30,22 @@ RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_ref, RL_TYPE_NONE, 0, ref, "softmax"
     RL_ATTN(rl_attn_mul_k_fn, rl_attn_mulk_##isa, RL_TYPE_NONE, 0, isa, "mul.k")                                       \
     RL_ATTN(rl_attn_mul_v_fn, rl_attn_mulv_##isa, RL_TYPE_NONE, 0, isa, "mul.v")                                       \
     RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_##isa, RL_TYPE_NONE, 0, isa, "softmax")
+#define RL_ATTN_TYPE_ROW(type, t, isa)                                                                                 \
+    RL_ATTN(rl_attn_k_fn, rl_attn_k_##t##_row_##isa, type, RL_ACT_F32, isa, "k.row")                                   \
+    RL_ATTN(rl_attn_v_fn, rl_attn_v_##t##_row_##isa, type, 0, isa, "v.row")                                            \
+    RL_ATTN(rl_attn_load_fn, rl_attn_kload_##t##_row_##isa, type, 0, isa, "k.load.row")                                \
+    RL_ATTN(rl_attn_load_fn, rl_attn_vload_##t##_row_##isa, type, 0, isa, "v.load.row")
+#define RL_ATTN_ROWS(isa)                                                                                              \
+    RL_ATTN_TYPE_ROW(RL_F32, f32, isa)                                                                                 \
+    RL_ATTN_TYPE_ROW(RL_F16, f16, isa)                                                                                 \
+    RL_ATTN_TYPE_ROW(RL_Q8_0, q8_0, isa)
 RL_X86(RL_ATTN_ISA(avx2))
+RL_X86(RL_ATTN_ROWS(avx2))
 RL_X86(RL_ATTN_ISA(avx512))
+RL_X86(RL_ATTN_ROWS(avx512))
 RL_ARM(RL_ATTN_ISA(neon))
+#undef RL_ATTN_ROWS
+#undef RL_ATTN_TYPE_ROW
 #undef RL_ATTN_ISA
 #undef RL_ATTN_TYPE_TILE
 #undef RL_ATTN_TYPE_REF
