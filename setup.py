@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,15 +45,22 @@ class BuildExt(build_ext):
         return machine
 
     def probe_macro(self):
-        import subprocess
-
         # With all its flags: --target of clang is one of them.
         cmd = [*self.compiler.compiler_so, "-dM", "-E", "-x", "c", os.devnull]
-        out = subprocess.run(cmd, capture_output=True, text=True).stdout
+        try:
+            done = subprocess.run(cmd, capture_output=True, text=True)
+        except OSError as e:
+            raise SystemExit(
+                f"rooflm: the C compiler {cmd[0]} cannot be run ({e.strerror}). Install one (Debian, Ubuntu, "
+                "Raspberry Pi OS: apt install gcc python3-dev; Termux: pkg install clang), or name it in CC."
+            ) from None
+        if done.returncode:
+            raise SystemExit(f"rooflm: {shlex.join(cmd)} failed: {done.stderr.strip()[-500:]}")
+        out = done.stdout
         little = "__ORDER_BIG_ENDIAN__" in out and "#define __BYTE_ORDER__ __ORDER_LITTLE_ENDIAN__" in out
         if "#define __x86_64__ 1" in out and "#define __ILP32__" not in out:
             return "x86"
-        if "#define __aarch64__ 1" in out and little:
+        if "#define __aarch64__ 1" in out and "#define __ILP32__" not in out and little:
             return "arm"
         return None
 

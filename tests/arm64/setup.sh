@@ -15,15 +15,24 @@ sysroot=$dir/sysroot apt=$dir/apt
 stamp=$(sha256sum "$0" | cut -d' ' -f1)
 if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
+grep -qs "^VERSION_CODENAME=bookworm" /etc/os-release || {
+    echo "$0: takes its arm64 packages from Debian 12 (bookworm), which this system is not: run it in a debian:12 container" >&2
+    exit 1
+}
 if ! command -v qemu-aarch64-static >/dev/null || ! command -v aarch64-linux-gnu-gcc >/dev/null; then
-    apt-get update -qq
-    apt-get install -y --no-install-recommends qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+    sudo=""
+    [ "$(id -u)" -eq 0 ] || sudo=sudo
+    $sudo apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends \
+        qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 fi
 
 rm -rf "$sysroot" "$apt" "$dir/site"
 mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/src" "$sysroot"
 : >"$apt/status"
-cp /etc/apt/sources.list.d/debian.sources "$apt/src/"
+# Where the system's own packages come from: one file in images, the other in installations.
+[ ! -s /etc/apt/sources.list.d/debian.sources ] || cp /etc/apt/sources.list.d/debian.sources "$apt/src/"
+[ ! -s /etc/apt/sources.list ] || cp /etc/apt/sources.list "$apt/src/system.list"
 cat >"$apt/apt.conf" <<CONF
 APT::Architecture "arm64"; APT::Architectures { "arm64"; };
 APT::Install-Recommends "false"; APT::Sandbox::User "root";
@@ -31,9 +40,11 @@ Dir::State "$apt"; Dir::State::status "$apt/status"; Dir::Cache "$apt/cache";
 Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "$apt/src";
 CONF
 APT_CONFIG=$apt/apt.conf apt-get update -qq
-APT_CONFIG=$apt/apt.conf apt-get install -y -qq --download-only python3.11 libpython3.11-dev libstdc++6 libgomp1
+APT_CONFIG=$apt/apt.conf apt-get install -y -qq --download-only python3.11 libpython3.11-dev libstdc++6 libgomp1 musl-dev
 for deb in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$deb" "$sysroot"; done
 rm -rf "$apt"
+# musl's headers of both architectures, for test_portability.py.
+(cd "$sysroot" && apt-get download -qq musl-dev && dpkg-deb -x musl-dev_*.deb . && rm musl-dev_*.deb)
 
 # Host byte code serves the guest: the same version, and far faster than compiling under emulation.
 host=$(command -v python3.11 || true)

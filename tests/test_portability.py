@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources against compilers and C libraries other than the ones this build used, without linking.
+
+Headers of musl come from Debian's musl-dev packages, unpacked by tests/arm64/setup.sh into the directory that
+ROOFLM_ARM64 names. bionic's headers are in no package: musl's stand in for them, so what is checked there is the
+compiler's target (__ANDROID__, no __gnu_linux__) and the kernel files as a whole. That the functions exist in bionic is
+checked by test_binary.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TIERS = {
+    name: (arch, flags.split())
+    for name, arch, flags in re.findall(
+        r'^RL_TIER\((\w+),\s*(\w+),\s*"([^"]*)"', (ROOT / "kernels" / "tiers.h").read_text(), re.M
+    )
+}
+TRIPLES = {"x86": "x86_64-linux", "arm": "aarch64-linux"}
+
+
+def missing(what: str) -> None:
+    if os.environ.get("ROOFLM_ARM64"):
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+def musl_headers(arch: str) -> Path:
+    if not os.environ.get("ROOFLM_ARM64"):
+        pytest.skip("ROOFLM_ARM64 is not set: no musl headers")
+    path = Path(os.environ["ROOFLM_ARM64"]).resolve() / "sysroot" / "usr" / "include" / f"{TRIPLES[arch]}-musl"
+    if not (path / "stdio.h").exists():
+        missing(f"no musl headers in {path}")
+    return path
+
+
+def sources(arch: str, *folders: str) -> list[tuple[Path, list[str]]]:
+    """(file, flags of its tier), those of one architecture."""
+    found = []
+    for path in sorted(p for folder in folders for p in (ROOT / folder).rglob("*.c")):
+        tier = path.stem.rsplit("_", 1)[-1] if path.parent.name in ("x86", "arm") else None
+        if tier is None or TIERS[tier][0] == arch:
+            found.append((path, TIERS[tier][1] if tier else []))
+    return found
+
+
+def kernel_headers(arch: str, folder: Path) -> Path:
+    """A folder with the headers of Linux alone, which musl and bionic rely on, too."""
+    usr = Path(os.environ["ROOFLM_ARM64"]).resolve() / "sysroot" / "usr" / "include"
+    asm = usr / "aarch64-linux-gnu" / "asm" if arch == "arm" else Path("/usr/include/x86_64-linux-gnu/asm")
+    for name, target in {"linux": usr / "linux", "asm-generic": usr / "asm-generic", "asm": asm}.items():
+        if not target.exists():
+            missing(f"no {target}")
+        (folder / name).symlink_to(target)
+    return folder
+
+
+def compile_all(command: list[str], files: list[tuple[Path, list[str]]]) -> None:
+    command = [*command, "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}", f"-I{ROOT}/csrc"]
+
+    def one(job: tuple[Path, list[str]]) -> str:
+        out = subprocess.run([*command, *job[1], str(job[0])], capture_output=True, text=True)
+        return "" if out.returncode == 0 else f"{job[0].relative_to(ROOT)}: {out.stderr[:1500]}"
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        failed = [said for said in pool.map(one, files) if said]
+    assert not failed, f"{len(failed)} of {len(files)} files:\n" + "\n".join(failed[:5])
+    assert len(files) > 15
+
+
+def compiler(kind: str, arch: str) -> list[str]:
+    here = {"x86_64": "x86", "aarch64": "arm"}.get(os.uname().machine)
+    name = kind if kind == "clang" or here == arch else f"{TRIPLES[arch]}-gnu-gcc"
+    if not shutil.which(name):
+        missing(f"no {name}")
+    return [name, f"--target={TRIPLES[arch]}-gnu"] if kind == "clang" else [name]
+
+
+@pytest.mark.parametrize("arch", ["x86", "arm"])
+@pytest.mark.parametrize("kind", ["gcc", "clang"])
+def test_against_musl(kind, arch, tmp_path):
+    cc = compiler(kind, arch)
+    musl = musl_headers(arch)
+    if kind == "clang":
+        cc[1] = f"--target={TRIPLES[arch]}-musl"
+        flags = ["-nostdlibinc"]
+    else:
+        own = subprocess.run([*cc, "-print-file-name=include"], capture_output=True, text=True, check=True)
+        flags = ["-nostdinc", "-isystem", own.stdout.strip()]
+    # The headers of a Python for glibc: pyconfig.h claims nothing that musl lacks.
+    include = [f"-I{kernel_headers(arch, tmp_path)}", f"-I{sysconfig.get_path('include')}", f"-I{np.get_include()}"]
+    compile_all([*cc, *flags, "-isystem", str(musl), *include, "-fsyntax-only"], sources(arch, "csrc", "kernels"))
+
+
+def test_kernels_for_android(tmp_path):
+    """With code generation: it is there that a compiler refuses an intrinsic of an instruction set it was not given."""
+    cc = compiler("clang", "arm")
+    cc[1] = "--target=aarch64-linux-android24"
+    musl = musl_headers("arm")
+    macros = subprocess.run([*cc, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True).stdout
+    assert "#define __ANDROID__ 1" in macros and "__gnu_linux__" not in macros
+    cc += ["-nostdlibinc", "-isystem", str(musl)]
+    compile_all([*cc, "-O1", "-ffp-contract=off", "-c", "-o", os.devnull], sources("arm", "kernels"))
+    rest = sources("arm", "csrc/base", "csrc/io", "csrc/model", "csrc/run", "csrc/probe")
+    compile_all([*cc, "-fsyntax-only", f"-I{kernel_headers('arm', tmp_path)}"], rest)
+
+
+def build(tmp_path: Path, cc: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "CC": cc}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "target", ["armv7-linux-gnueabihf", "i686-linux-gnu", "aarch64_be-linux-gnu", "powerpc64-linux-gnu", "x86_64-linux-gnux32"]
+)
+def test_other_architectures_are_refused_with_advice(tmp_path, target):
+    if not shutil.which("clang"):
+        missing("no clang")
+    out = build(tmp_path, f"clang --target={target}")
+    assert out.returncode != 0
+    assert "rooflm: this compiler targets neither 64-bit x86 nor 64-bit little-endian ARM" in out.stderr
+    assert "64-bit Raspberry Pi OS" in out.stderr and "Traceback" not in out.stderr
+
+
+def test_no_compiler_is_a_clear_message(tmp_path):
+    out = build(tmp_path, "no-such-compiler")
+    assert out.returncode != 0
+    assert "no-such-compiler" in out.stderr and "pkg install clang" in out.stderr and "Traceback" not in out.stderr
