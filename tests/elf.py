@@ -32,7 +32,7 @@ class Function(NamedTuple):
     size: int
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def arch() -> str:
     """The architecture the binary is for, from its ELF header."""
     with open(BINARY, "rb") as f:

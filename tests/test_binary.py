@@ -17,25 +17,24 @@ from elf import Function, arch, functions, instructions, read, refused_by_baseli
 # library like this has use for. Add a name only after finding it in bionic's libc.map.txt or libm.map.txt.
 BIONIC = set("""
 access bsearch calloc clock_getres clock_gettime clock_nanosleep close closedir dlclose dlerror dlopen dlsym eventfd
-exit fclose fcntl fdatasync feof ferror fflush fgets fileno fopen fopen64 fputs fread free fseek fseeko fstat fstat64
-fstatfs fstatvfs fsync ftell ftello ftruncate fwrite getauxval getenv getpagesize getpid getrlimit getrusage gettid
-gettimeofday ioctl isatty isspace lseek lseek64 lstat madvise malloc memchr memcmp memcpy memmem memmove memset mincore
-mkdir mlock mmap mmap64 mprotect mremap msync munlock munmap nanosleep open open64 openat opendir posix_fadvise
-posix_memalign prctl pread pread64 pwrite pwrite64 qsort read readdir readlink realloc realpath rename rmdir sched_getaffinity
-sched_getcpu sched_setaffinity sched_yield setpriority sigaction sigemptyset sigfillset snprintf sscanf stat statvfs
-strcasecmp strcat strchr strcmp strcpy strcspn strdup strerror strerror_r strlen strncasecmp strncat strncmp strncpy
-strndup strnlen strpbrk strrchr strspn strstr strtod strtof strtok_r strtol strtoll strtoul strtoull syscall sysconf
-uname unlink vsnprintf write
-pthread_attr_destroy pthread_attr_init pthread_attr_setstacksize pthread_cond_broadcast pthread_cond_destroy
-pthread_cond_init pthread_cond_signal pthread_cond_timedwait pthread_cond_wait pthread_condattr_destroy
-pthread_condattr_init pthread_condattr_setclock pthread_create pthread_detach pthread_equal pthread_join
-pthread_key_create pthread_getspecific pthread_setspecific pthread_kill pthread_mutex_destroy pthread_mutex_init
-pthread_mutex_lock pthread_mutex_trylock pthread_mutex_unlock pthread_once pthread_self pthread_setname_np pthread_sigmask
-acosf asinf atan2f atanf cbrt ceil ceilf cos cosf cosh coshf erf erff erfc exp exp2 exp2f expf expm1 expm1f fabs fabsf floor
-floorf fma fmaf fmax fmaxf fmin fminf fmod fmodf frexp frexpf ldexp ldexpf lgamma log log10 log10f log1p log1pf log2
-log2f logf lrint lrintf lround lroundf llrint llrintf modf nearbyint nearbyintf pow powf rint rintf round roundf scalbn
-scalbnf sin sincos sincosf sinf sqrt sqrtf tan tanf tanh tanhf trunc truncf
-__cxa_finalize __cxa_atexit __sched_cpualloc __sched_cpucount __sched_cpufree
+exit fclose fcntl fdatasync feof ferror fflush fgets fileno fnmatch fopen fopen64 fputs fread free fseek fseeko fstat
+fstat64 fstatfs fstatvfs fsync ftell ftello ftruncate fwrite getauxval getenv getpagesize getpid getrlimit getrusage
+gettid gettimeofday ioctl isatty isspace lseek lseek64 lstat madvise malloc memchr memcmp memcpy memmem memmove memset
+mincore mkdir mlock mmap mmap64 mprotect mremap msync munlock munmap nanosleep open open64 openat opendir
+posix_fadvise posix_memalign prctl pread pread64 pwrite pwrite64 qsort read readdir readlink realloc realpath rename
+rmdir sched_getaffinity sched_getcpu sched_setaffinity sched_yield setpriority sigaction sigemptyset sigfillset
+snprintf sscanf stat statvfs strcasecmp strcat strchr strcmp strcpy strcspn strdup strerror strerror_r strlen
+strncasecmp strncat strncmp strncpy strndup strnlen strpbrk strrchr strspn strstr strtod strtof strtok_r strtol
+strtoll strtoul strtoull syscall sysconf uname unlink vsnprintf write pthread_attr_destroy pthread_attr_init
+pthread_attr_setstacksize pthread_cond_broadcast pthread_cond_destroy pthread_cond_init pthread_cond_signal
+pthread_cond_timedwait pthread_cond_wait pthread_condattr_destroy pthread_condattr_init pthread_condattr_setclock
+pthread_create pthread_detach pthread_equal pthread_join pthread_key_create pthread_getspecific pthread_setspecific
+pthread_kill pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock pthread_mutex_trylock pthread_mutex_unlock
+pthread_once pthread_self pthread_setname_np pthread_sigmask acosf asinf atan2f atanf cbrt ceil ceilf cos cosf cosh
+coshf erf erff erfc exp exp2 exp2f expf expm1 expm1f fabs fabsf floor floorf fma fmaf fmax fmaxf fmin fminf fmod fmodf
+frexp frexpf ldexp ldexpf lgamma log log10 log10f log1p log1pf log2 log2f logf lrint lrintf lround lroundf llrint
+llrintf modf nearbyint nearbyintf pow powf rint rintf round roundf scalbn scalbnf sin sincos sincosf sinf sqrt sqrtf
+tan tanf tanh tanhf trunc truncf __cxa_finalize __cxa_atexit __sched_cpualloc __sched_cpucount __sched_cpufree
 """.split())  # fmt: skip
 
 # What headers and compilers for glibc or musl put in place of a plain name, and that name.
