@@ -167,6 +167,7 @@ static int session_clear(py_session *self) {
 
 static void free_content(py_session *self) {
     rl_py_capture_free(self->capture);
+    rl_py_collected_free(self->collected);
     self->capture = NULL;
     rl_session_free(self->s);
     self->s = NULL;
@@ -282,6 +283,21 @@ static PyObject *take_taps(py_session *self, PyObject *unused) {
     (void)unused;
     if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
     PyObject *r = rl_py_take_taps(self);
+    rl_py_session_leave(self);
+    return r;
+}
+
+static PyObject *collect_inputs(py_session *self, PyObject *on) {
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyObject *r = rl_py_collect_inputs(self, on);
+    rl_py_session_leave(self);
+    return r;
+}
+
+static PyObject *take_inputs(py_session *self, PyObject *unused) {
+    (void)unused;
+    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    PyObject *r = rl_py_take_inputs(self);
     rl_py_session_leave(self);
     return r;
 }
@@ -536,6 +552,8 @@ static PyMethodDef session_methods[] = {
      "close($self, /)\n--\n\nFrees the cache and the scratch memory."},
     {"_set_taps", (PyCFunction)set_taps, METH_O, "_set_taps($self, wanted, /)\n--\n\n"},
     {"_take_taps", (PyCFunction)take_taps, METH_NOARGS, "_take_taps($self, /)\n--\n\n"},
+    {"_collect_inputs", (PyCFunction)collect_inputs, METH_O, "_collect_inputs($self, on, /)\n--\n\n"},
+    {"_take_inputs", (PyCFunction)take_inputs, METH_NOARGS, "_take_inputs($self, /)\n--\n\n"},
     {"_trace_start", (PyCFunction)trace_start, METH_O, "_trace_start($self, capacity, /)\n--\n\n"},
     {"_trace_take", (PyCFunction)trace_take, METH_NOARGS, "_trace_take($self, /)\n--\n\n"},
     {"kernels", (PyCFunction)session_kernels, METH_VARARGS,
@@ -568,7 +586,8 @@ static PyType_Spec session_spec = {
 
 int rl_py_add_session(PyObject *m, rl_state *st) {
     import_array1(-1);
-    if (rl_py_taps_init() < 0 || rl_py_session_eval_init() < 0 || rl_py_add_contrast(m) < 0) return -1;
+    if (rl_py_taps_init() < 0 || rl_py_inputs_init() < 0 || rl_py_session_eval_init() < 0 || rl_py_add_contrast(m) < 0)
+        return -1;
     st->SessionType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &session_spec, NULL);
     return st->SessionType ? PyModule_AddObjectRef(m, "Session", (PyObject *)st->SessionType) : -1;
 }

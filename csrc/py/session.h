@@ -19,10 +19,11 @@ typedef struct py_session {
     PyObject_HEAD rl_session *s; // NULL after close()
     py_model *model;
     atomic_flag busy;
-    struct rl_capture *capture; // taps.c; NULL when nothing is tapped
-    rl_trace trace;             // events == NULL: off
-    char placed[256];           // why so many threads
-    bool pin_unchecked;         // pinned, and not looked yet whether the system let us
+    struct rl_capture *capture;     // taps.c; NULL when nothing is tapped
+    struct rl_collected *collected; // inputs.c; NULL when no inputs are collected
+    rl_trace trace;                 // events == NULL: off
+    char placed[256];               // why so many threads
+    bool pin_unchecked;             // pinned, and not looked yet whether the system let us
 } py_session;
 
 /// 0 when the session is open and this thread may use it now; -1 with SessionBusy or ValueError set.
@@ -46,6 +47,15 @@ PyObject *rl_py_take_taps(py_session *s);
 /// Fills in an eval so that it captures.
 void rl_py_capture_attach(py_session *s, rl_eval *ev);
 void rl_py_capture_free(struct rl_capture *c);
+
+// inputs.c
+int rl_py_inputs_init(void);
+/// Starts (from zero) or ends collecting the squares of every matrix' input.
+PyObject *rl_py_collect_inputs(py_session *s, PyObject *on);
+/// {tensor: (sums (experts, columns), rows seen (experts,))} since the last call.
+PyObject *rl_py_take_inputs(py_session *s);
+void rl_py_collect_attach(py_session *s, rl_eval *ev);
+void rl_py_collected_free(struct rl_collected *c);
 
 // session_eval.c
 int rl_py_session_eval_init(void);

@@ -119,6 +119,7 @@ int rl_py_run_eval(py_session *self, rl_eval *ev) {
     rl_err err;
     rl_err_clear(&err);
     rl_py_capture_attach(self, ev);
+    rl_py_collect_attach(self, ev);
     if (self->trace.events) ev->trace = &self->trace;
     PyThreadState *saved = PyEval_SaveThread();
     ev->poll = rl_py_poll;

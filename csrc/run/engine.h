@@ -51,6 +51,14 @@ typedef struct rl_compute_rule {
     rl_compute compute;
 } rl_compute_rule;
 
+// Called by every thread of the team with the inputs of a matrix (n_tok rows of w.cols values, `ld` apart), expert 0
+// where the matrix is no stack. Threads share the work by columns: each takes those of rl_split by ith of nth.
+typedef struct rl_inputs {
+    void (*take)(void *arg, int ith, int nth, const rl_weight *w, size_t expert, const float *rows, size_t n_tok,
+                 size_t ld);
+    void *arg;
+} rl_inputs;
+
 typedef struct rl_engine_opts {
     rl_dispatch dispatch;
     rl_pool *pool;
@@ -87,7 +95,8 @@ typedef struct rl_step {
     void *consume_arg;
     float *consume_block; // RL_HEAD_BLOCK x n_vocab
     const rl_taps *taps;
-    rl_trace *trace; // NULL: off
+    const rl_inputs *inputs; // NULL: off
+    rl_trace *trace;         // NULL: off
     rl_poll_fn poll;
     void *poll_arg;
 } rl_step;

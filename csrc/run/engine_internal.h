@@ -76,6 +76,14 @@ bool rl_pass_tap(rl_pass *p, size_t layer, rl_tap_point point, const float *rows
 /// Quantizes rows (stride ld) of the pass' own tokens for these matrices; includes the shared barrier.
 bool rl_pass_quantize(rl_pass *p, rl_act *act, const rl_linear *const *lins, size_t n, const float *rows, size_t ld);
 
+/// Hands the inputs of a matrix to who collects them: after the barrier that ends their making, before the one that
+/// ends their use. With few tokens rows are each thread's own copy.
+static inline void rl_pass_inputs(const rl_pass *p, const rl_weight *w, size_t expert, const float *rows, size_t n_tok,
+                                  size_t ld) {
+    const rl_inputs *in = p->step->inputs;
+    if (in && w->t) in->take(in->arg, p->ith, p->nth, w, expert, rows, n_tok, ld);
+}
+
 /// Adds the FFN of a layer, reading p->h; the result for the pass' own tokens is in p->h.
 bool rl_pass_ffn(rl_pass *p, size_t layer);
 

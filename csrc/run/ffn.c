@@ -30,12 +30,15 @@ static void add_biases(const rl_pass *p, const rl_layer *l, size_t ff) {
 static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_linear *up, const rl_linear *down) {
     rl_engine *e = p->e;
     const rl_layer *l = &e->model->w.layers[layer];
+    bool of_layer = down == &e->plans[layer].down; // else the expert that every token passes
     size_t d = e->model->hp.n_embd, ff = up->w.rows, n = p->step->n_tok;
     bool gated = gate->w.data != NULL;
     rl_act act;
     const rl_linear *in[] = {up, gate};
     if (!rl_pass_quantize(p, &act, in, gated ? 2 : 1, p->h, d)) return false;
     rl_pass_mark(p, layer, RL_OP_FFN_NORM);
+    rl_pass_inputs(p, of_layer ? &l->gate : &l->gate_sh, 0, p->h, n, d);
+    rl_pass_inputs(p, of_layer ? &l->up : &l->up_sh, 0, p->h, n, d);
     rl_linear_call calls[2] = {{up, &act, n, e->up, e->ld_ff}, {gate, &act, n, e->gate, e->ld_ff}};
     rl_linear_run(p->team, p->ith, calls, gated ? 2 : 1, p->scratch);
     if (!rl_pass_barrier(p)) return false;
@@ -51,6 +54,7 @@ static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_line
     if (!rl_pass_tap(p, layer, RL_TAP_FFN_ACT, p->ff, ff, e->ld_ff)) return false;
     const rl_linear *last[] = {down};
     if (!rl_pass_quantize(p, &act, last, 1, p->ff, e->ld_ff)) return false;
+    rl_pass_inputs(p, of_layer ? &l->down : &l->down_sh, 0, p->ff, n, e->ld_ff);
     rl_pass_mark(p, layer, RL_OP_ACTIVATION);
     rl_linear_call call = {down, &act, n, e->proj, d};
     rl_linear_run(p->team, p->ith, &call, 1, p->scratch);
@@ -137,7 +141,7 @@ static rl_linear expert_of(const rl_linear *stack, size_t x) {
 
 // Multiplies every expert's rows with its matrix in `a` and, where given, in `b`.
 static bool run_experts(rl_pass *p, const rl_linear *a, float *out_a, const rl_linear *b, float *out_b, size_t ld_out,
-                        const float *rows, size_t ld_rows) {
+                        const float *rows, size_t ld_rows, const rl_weight *fed_a, const rl_weight *fed_b) {
     rl_engine *e = p->e;
     size_t n_expert = e->model->hp.n_expert, total = e->expert_start[n_expert], r0, r1, at = 0;
     rl_split(total, 1, p->ith, p->nth, &r0, &r1);
@@ -155,6 +159,8 @@ static bool run_experts(rl_pass *p, const rl_linear *a, float *out_a, const rl_l
         if (!n) continue;
         rl_act act = expert_act(p, a, b, n, &at);
         rl_act_fill(&act, &e->opts.dispatch, rows + s * ld_rows, ld_rows, 0, 0); // float32 rows are kept by reference
+        rl_pass_inputs(p, fed_a, x, rows + s * ld_rows, n, ld_rows);
+        if (fed_b) rl_pass_inputs(p, fed_b, x, rows + s * ld_rows, n, ld_rows);
         rl_linear ea = expert_of(a, x), eb = expert_of(b ? b : a, x);
         rl_linear_call calls[2] = {{&ea, &act, n, out_a + s * ld_out, ld_out},
                                    {&eb, &act, n, b ? out_b + s * ld_out : NULL, ld_out}};
@@ -182,7 +188,10 @@ static bool experts(rl_pass *p, size_t layer) {
         if (!rl_pass_barrier(p)) return false;
     }
     if (!route(p, layer)) return false;
-    if (!run_experts(p, &lp->gate_exps, e->gate, &lp->up_exps, e->up, e->ld_ff, e->expert_in, d)) return false;
+    const rl_layer *l = &e->model->w.layers[layer];
+    if (!run_experts(p, &lp->gate_exps, e->gate, &lp->up_exps, e->up, e->ld_ff, e->expert_in, d, &l->gate_exps,
+                     &l->up_exps))
+        return false;
     size_t chosen = p->step->trace ? experts_chosen(e) : 0;
     rl_pass_mark_part(p, layer, RL_OP_GATE_UP, p->step->n_tok, chosen);
     rl_split(p->step->n_tok * used, 1, p->ith, p->nth, &r0, &r1);
@@ -190,7 +199,8 @@ static bool experts(rl_pass *p, size_t layer) {
         activate(e, e->gate + r * e->ld_ff, e->up + r * e->ld_ff, e->gate + r * e->ld_ff, hp->n_ff_exp);
     rl_pass_mark(p, layer, RL_OP_ACTIVATION);
     // The rows a thread activated are the rows it quantizes, so no barrier is needed in between.
-    if (!run_experts(p, &lp->down_exps, e->expert_out, NULL, NULL, d, e->gate, e->ld_ff)) return false;
+    if (!run_experts(p, &lp->down_exps, e->expert_out, NULL, NULL, d, e->gate, e->ld_ff, &l->down_exps, NULL))
+        return false;
     for (size_t t = p->t0; t < p->t1; t++) {
         float *y = p->h + t * d;
         if (shared_expert)

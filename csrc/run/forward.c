@@ -257,6 +257,8 @@ static bool attention_block(rl_pass *p, size_t layer) {
     const rl_linear *qkv[] = {&lp->q, &lp->k, &lp->v};
     if (!rl_pass_quantize(p, &act, qkv, 3, in, d)) return false;
     rl_pass_mark(p, layer, RL_OP_ATTN_NORM);
+    const rl_weight *fed[] = {&l->q, &l->k, &l->v};
+    for (int i = 0; i < 3; i++) rl_pass_inputs(p, fed[i], 0, in, n, d);
 
     rl_linear_call calls[3] = {
         {&lp->q, &act, n, e->q, e->ld_q}, {&lp->k, &act, n, e->k, e->ld_k}, {&lp->v, &act, n, e->v, e->ld_v}};
@@ -279,6 +281,7 @@ static bool attention_block(rl_pass *p, size_t layer) {
 
     const rl_linear *out[] = {&lp->o};
     if (!rl_pass_quantize(p, &act, out, 1, e->att, e->ld_att)) return false;
+    rl_pass_inputs(p, &l->o, 0, e->att, n, e->ld_att);
     rl_linear_call call = {&lp->o, &act, n, e->proj, d};
     rl_linear_run(p->team, p->ith, &call, 1, p->scratch);
     if (!rl_pass_barrier(p)) return false;
@@ -343,13 +346,19 @@ static bool head_block(rl_pass *p, size_t r0, size_t r1, float *logits) {
     return true;
 }
 
+// The head's input for all tokens, whoever wants logits: for a tap, and for who collects inputs.
 static bool final_norm_tap(rl_pass *p) {
     const rl_taps *taps = p->step->taps;
-    if (!taps || !taps->wants(taps->arg, 0, RL_TAP_FINAL_NORM)) return true;
+    bool tapped = taps && taps->wants(taps->arg, 0, RL_TAP_FINAL_NORM);
+    if (!tapped && !p->step->inputs) return true;
     const rl_weights *w = &p->e->model->w;
     norm_rows(p, w->out_norm, w->out_norm_b, p->x, p->h);
     size_t d = p->e->model->hp.n_embd;
-    return rl_pass_tap(p, 0, RL_TAP_FINAL_NORM, p->h, d, d);
+    if (p->step->inputs) {
+        if (!rl_pass_shared_barrier(p)) return false;
+        rl_pass_inputs(p, &w->output, 0, p->h, p->step->n_tok, d);
+    }
+    return !tapped || rl_pass_tap(p, 0, RL_TAP_FINAL_NORM, p->h, d, d);
 }
 
 static void head(rl_pass *p) {

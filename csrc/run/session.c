@@ -125,6 +125,7 @@ static rl_status eval_chunk(rl_session *s, const rl_eval *ev, size_t at, size_t 
                     .consume_arg = &shift,
                     .consume_block = s->block,
                     .taps = ev->taps,
+                    .inputs = ev->inputs,
                     .trace = ev->trace,
                     .poll = ev->poll,
                     .poll_arg = ev->poll_arg};

@@ -33,6 +33,7 @@ typedef struct rl_eval {
     // Called before each chunk with its position and length, for taps that must make room; may fail.
     rl_status (*before_chunk)(void *arg, size_t pos0, size_t n_tok, rl_err *err);
     void *chunk_arg;
+    const rl_inputs *inputs; // NULL, or who collects the inputs of matrices
     rl_trace *trace;
     rl_poll_fn poll;
     void *poll_arg;

@@ -25,6 +25,9 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it, imported when first asked for: `import rooflm` stays fast.
 _LAZY = {
+    "IMatrix": "rooflm.quantization.imatrix",
+    "imatrix": "rooflm.quantization.imatrix",
+    "quantize": "rooflm.quantization.quantize",
     "fetch": "rooflm.fetching",
     "FetchError": "rooflm.fetching",
     "kernels": "rooflm._kernels",
@@ -53,6 +56,8 @@ if _TYPE_CHECKING:
     from rooflm.quantization.budget import ErrorBudget, error_budget
     from rooflm.quantization.claims import check_claims
     from rooflm.quantization.diff import diff_files
+    from rooflm.quantization.imatrix import IMatrix, imatrix
+    from rooflm.quantization.quantize import quantize
     from rooflm.quantization.compare import Comparison, compare
     from rooflm._kernels import kernels, linear
     from rooflm.measuring.bench import bench
@@ -78,6 +83,7 @@ __all__ = [
     "FormatError",
     "GGUF",
     "Generation",
+    "IMatrix",
     "KVCache",
     "KernelUnavailable",
     "Model",
@@ -96,11 +102,13 @@ __all__ = [
     "error_budget",
     "fetch",
     "health",
+    "imatrix",
     "kernels",
     "linear",
     "machine",
     "perplexity",
     "soak",
+    "quantize",
     "synth",
     "zip_grid",
 ]

@@ -136,9 +136,11 @@ class Writer:
                 self._finish()
         finally:
             if self._file is not None:
-                self._file.close()
-                if self._temporary and os.path.exists(self._temporary):
-                    os.unlink(self._temporary)
+                try:
+                    self._file.close()  # fails on a full disk, where the last bytes are still to be written
+                finally:
+                    if self._temporary and os.path.exists(self._temporary):
+                        os.unlink(self._temporary)
 
     def _finish(self) -> None:
         if self._file is None:

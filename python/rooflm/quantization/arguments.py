@@ -7,8 +7,10 @@ import argparse
 from typing import Callable
 
 from rooflm.quantization.arguments_comparing import add_comparing
+from rooflm.quantization.arguments_quantizing import add_quantizing
 
 
 def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Declares each command with command(name, module below rooflm, one line about it)."""
     add_comparing(command)
+    add_quantizing(command)
