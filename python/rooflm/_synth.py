@@ -19,6 +19,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm.quantization.recipes import FALLBACK, more_bits
 from rooflm._gguf_write import Writer
 
 SIZES: dict[str, dict[str, int]] = {
@@ -33,9 +34,6 @@ FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 14,
     "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
 }  # fmt: skip
-
-# Where rows are no multiple of 256, what takes the place of a type with blocks of 256.
-FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 # A block's header for unit scale: (field, value), mins such that the mean of a block is about zero.
 _UNIT = {
@@ -155,14 +153,9 @@ def _shape(size: str, given: dict[str, int]) -> dict[str, int]:
 # --- which tensors, in which type ----------------------------------------------------------------------------
 
 
-def _more_bits(i: int, n: int) -> bool:
-    """The layers whose attn_v and ffn_down get more bits in the _M mixtures: the ends, and every third between."""
-    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
-
-
 def _mixed(type: str, part: str, layer: int, n: int) -> str:
     if type in ("Q4_K_M", "Q5_K_M"):
-        more = part in ("attn_v", "ffn_down") and _more_bits(layer, n)
+        more = part in ("attn_v", "ffn_down") and more_bits(layer, n)
         return "Q6_K" if more else type[:4]
     if type == "Q4_K_S":
         more = (part == "attn_v" and layer < 4) or (part == "ffn_down" and layer < n // 8)

@@ -28,7 +28,7 @@ SHORT = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # names of types
 # Types a tensor can be written in, and what takes the place of one whose block does not divide the rows.
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "IQ4_NL", "Q4_0", "IQ4_XS",
          "Q3_K", "Q2_K")  # fmt: skip
-FALLBACK = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 # Matrices that stay as they are: small, or read in a way that no quantized kernel serves.
 KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", "*ffn_gate_inp_shexp.weight", "*ssm_conv1d.weight", "*attn_rel_b*",
