@@ -376,7 +376,7 @@ static const rl_engine_opts *opts_of(py_session *self) {
     return NULL;
 }
 
-enum { GET_N_PAST, GET_N_CTX, GET_N_BATCH, GET_N_THREADS, GET_SCRATCH, GET_KV_BYTES };
+enum { GET_N_PAST, GET_N_CTX, GET_N_BATCH, GET_N_THREADS, GET_SCRATCH, GET_SCRATCH_USED, GET_KV_BYTES };
 
 static PyObject *get_size(py_session *self, void *which) {
     const rl_engine_opts *o = opts_of(self);
@@ -392,6 +392,8 @@ static PyObject *get_size(py_session *self, void *which) {
         return PyLong_FromLong(o->n_threads);
     case GET_SCRATCH:
         return PyLong_FromSize_t(rl_engine_scratch_bytes(self->s->engine));
+    case GET_SCRATCH_USED:
+        return PyLong_FromSize_t(rl_engine_scratch_used(self->s->engine));
     default:
         return PyLong_FromSize_t(rl_kv_bytes_in_use(self->s->kv));
     }
@@ -505,6 +507,8 @@ static PyGetSetDef session_getset[] = {
     {"n_batch", (getter)get_size, NULL, "Most tokens computed in one step.", WHICH(GET_N_BATCH)},
     {"n_threads", (getter)get_size, NULL, "Threads that compute, the calling one included.", WHICH(GET_N_THREADS)},
     {"scratch_nbytes", (getter)get_size, NULL, "Bytes of working memory, reserved at creation.", WHICH(GET_SCRATCH)},
+    {"scratch_used_nbytes", (getter)get_size, NULL,
+     "Bytes of it that single tokens and batches of n_batch touch: what is resident then.", WHICH(GET_SCRATCH_USED)},
     {"kv_nbytes", (getter)get_size, NULL, "Bytes of the KV pages in use.", WHICH(GET_KV_BYTES)},
     {"compute", (getter)get_compute, NULL, "'auto', 'int8', 'int16' or 'f32'.", NULL},
     {"kv_type", (getter)get_kv_type, NULL, "Type of the KV cache, 'f16' or 'q8_0/f16' (K/V).", NULL},

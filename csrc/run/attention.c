@@ -136,26 +136,47 @@ static size_t partial_floats(const rl_attn_cut *c, size_t n_head_kv) {
     return c->n_s == 1 ? 0 : n_head_kv * c->n_blocks * c->n_s * (2 * round_up(c->rows, 16) + c->rows * c->ld_acc);
 }
 
+// The larger of what is known and what a batch of n_tok needs; false once more tokens need no more.
+static bool widen(const rl_kv_layer_config *l, size_t group, size_t n_tok, size_t span, size_t *local,
+                  size_t *partial) {
+    rl_attn_cut cut;
+    cut_rows(&cut, l, group * l->n_head_kv, n_tok);
+    cut_stretches(&cut, 0, span);
+    cut.n_s += cut.n_s > 1 || (l->window && cut.stretch); // a window may straddle one stretch more
+    size_t n = local_floats(&cut, NULL, NULL);
+    if (n > *local) *local = n;
+    n = partial_floats(&cut, l->n_head_kv);
+    if (n > *partial) *partial = n;
+    return !cut.blocked || cut.stretch;
+}
+
+static size_t span_of(const rl_kv_layer_config *l, size_t n_tok, size_t n_ctx) {
+    return l->window && l->window + n_tok < n_ctx ? l->window + n_tok : n_ctx;
+}
+
 size_t rl_attention_scratch(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads) {
     size_t most = 0;
     for (size_t i = 0; i < c->n_layer; i++) {
         const rl_kv_layer_config *l = &c->layers[i];
-        size_t local = 0, partial = 0, span = n_ctx;
-        if (l->window && l->window + max_tok < span) span = l->window + max_tok;
+        size_t local = 0, partial = 0, span = span_of(l, max_tok, n_ctx);
         // Rows of a block do not rise with the numbers of tokens and heads, and a layer may have fewer heads than
         // the most: take the largest of all.
         for (size_t group = 1; group <= n_head / l->n_head_kv; group++)
-            for (size_t n_tok = 1; n_tok <= max_tok; n_tok++) {
-                rl_attn_cut cut;
-                cut_rows(&cut, l, group * l->n_head_kv, n_tok);
-                cut_stretches(&cut, 0, span);
-                cut.n_s += cut.n_s > 1 || (l->window && cut.stretch); // a window may straddle one stretch more
-                size_t n = local_floats(&cut, NULL, NULL);
-                if (n > local) local = n;
-                n = partial_floats(&cut, l->n_head_kv);
-                if (n > partial) partial = n;
-                if (cut.blocked && !cut.stretch) break; // from here on nothing grows
+            for (size_t n_tok = 1; n_tok <= max_tok && widen(l, group, n_tok, span, &local, &partial); n_tok++) {
             }
+        size_t total = local * (size_t)(n_threads > 0 ? n_threads : 1) + partial;
+        if (total > most) most = total;
+    }
+    return most * sizeof(float);
+}
+
+size_t rl_attention_scratch_used(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads) {
+    size_t most = 0;
+    for (size_t i = 0; i < c->n_layer; i++) {
+        const rl_kv_layer_config *l = &c->layers[i];
+        size_t local = 0, partial = 0, group = n_head / l->n_head_kv;
+        widen(l, group, 1, span_of(l, 1, n_ctx), &local, &partial);
+        widen(l, group, max_tok, span_of(l, max_tok, n_ctx), &local, &partial);
         size_t total = local * (size_t)(n_threads > 0 ? n_threads : 1) + partial;
         if (total > most) most = total;
     }

@@ -29,6 +29,8 @@ typedef struct rl_attention_args {
 } rl_attention_args;
 
 size_t rl_attention_scratch(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads);
+/// Bytes of it that single tokens and batches of max_tok touch; batches between may touch more.
+size_t rl_attention_scratch_used(const rl_kv_config *c, size_t n_head, size_t max_tok, size_t n_ctx, int n_threads);
 
 /// The kernels that a call with n_tok tokens runs; returns how many.
 #define RL_ATTENTION_KERNELS 7

@@ -97,6 +97,7 @@ typedef struct layout {
     char *base; // NULL in the counting pass
     size_t used;
     bool overflow;
+    bool used_only; // count what single tokens and whole batches touch, not what any batch could need
 } layout;
 
 static void *take(layout *l, size_t bytes) {
@@ -124,7 +125,7 @@ static size_t max_size(size_t a, size_t b) {
 }
 
 // The largest activation storage and tile scratch that any group of matrices needs for up to `tokens` tokens.
-static void widest(const rl_engine *e, size_t tokens, size_t *act_bytes, size_t *scratch_bytes) {
+static void widest(const rl_engine *e, size_t tokens, bool used_only, size_t *act_bytes, size_t *scratch_bytes) {
     *act_bytes = *scratch_bytes = 0;
     for (uint32_t i = 0; i <= e->model->hp.n_layer; i++) {
         const rl_layer_plan *lp = i < e->model->hp.n_layer ? &e->plans[i] : NULL;
@@ -138,7 +139,7 @@ static void widest(const rl_engine *e, size_t tokens, size_t *act_bytes, size_t 
         size_t cols = 0;
         for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
             if (!all[j] || !all[j]->w.data) continue;
-            for (size_t n = 1; n <= RL_HEAD_BLOCK; n++) formats |= rl_linear_formats(all[j], n);
+            for (size_t n = 1; n <= RL_HEAD_BLOCK && !used_only; n++) formats |= rl_linear_formats(all[j], n);
             formats |= rl_linear_formats(all[j], tokens);
             cols = max_size(cols, all[j]->w.cols);
             *scratch_bytes = max_size(*scratch_bytes, rl_linear_scratch(&all[j], 1, tokens));
@@ -181,15 +182,17 @@ static void lay_out(rl_engine *e, layout *l) {
     }
     size_t act_bytes, lane_act_bytes, scratch_bytes, ignored;
     size_t most = max_size(max_size(slots, n), RL_HEAD_BLOCK);
-    widest(e, most, &act_bytes, &scratch_bytes);
-    widest(e, RL_LANE_TOKENS, &lane_act_bytes, &ignored);
+    widest(e, most, l->used_only, &act_bytes, &scratch_bytes);
+    widest(e, RL_LANE_TOKENS, false, &lane_act_bytes, &ignored);
     // Experts get a stretch of their own each, which is padded each.
     size_t stretches = hp->n_expert && hp->n_expert < slots ? hp->n_expert : hp->n_expert ? slots : 0, pad_bytes;
-    widest(e, 8, &pad_bytes, &ignored);
+    widest(e, 8, false, &pad_bytes, &ignored);
     e->act = take(l, act_bytes + stretches * (pad_bytes + 64));
     rl_kv_config kv;
     rl_engine_kv_config(e, &kv);
-    e->attention = take(l, rl_attention_scratch(&kv, hp->n_head_max, n, e->opts.n_ctx, e->opts.n_threads));
+    size_t attention_bytes = (l->used_only ? rl_attention_scratch_used : rl_attention_scratch)(
+        &kv, hp->n_head_max, n, e->opts.n_ctx, e->opts.n_threads);
+    e->attention = take(l, attention_bytes);
     for (int i = 0; i < e->opts.n_threads; i++) {
         rl_lane *lane = &e->lanes[i];
         lane->x = take_rows(l, RL_LANE_TOKENS, d);
@@ -202,7 +205,8 @@ static void lay_out(rl_engine *e, layout *l) {
 }
 
 static rl_status allocate(rl_engine *e, rl_err *err) {
-    layout count = {0};
+    layout used = {.used_only = true}, count = {0};
+    lay_out(e, &used);
     lay_out(e, &count);
     void *p = NULL;
     if (count.overflow || posix_memalign(&p, 4096, count.used))
@@ -210,6 +214,7 @@ static rl_status allocate(rl_engine *e, rl_err *err) {
                        count.used, e->opts.n_ctx, e->opts.n_batch, e->opts.n_threads);
     e->block = p;
     e->block_bytes = count.used;
+    e->used_bytes = used.used;
     layout place = {.base = p};
     lay_out(e, &place);
     return RL_OK;
@@ -310,6 +315,9 @@ const rl_engine_opts *rl_engine_options(const rl_engine *e) {
 }
 size_t rl_engine_scratch_bytes(const rl_engine *e) {
     return e->block_bytes;
+}
+size_t rl_engine_scratch_used(const rl_engine *e) {
+    return e->used_bytes;
 }
 
 void rl_engine_each_op(const rl_engine *e, size_t n_tok, rl_engine_op_fn fn, void *arg) {

@@ -112,6 +112,8 @@ void rl_engine_release(rl_engine *e);
 const rl_model *rl_engine_model(const rl_engine *e);
 const rl_engine_opts *rl_engine_options(const rl_engine *e);
 size_t rl_engine_scratch_bytes(const rl_engine *e);
+/// Bytes of it that single tokens and batches of n_batch touch; batches between may touch more.
+size_t rl_engine_scratch_used(const rl_engine *e);
 /// The cache configuration that fits this engine; layers stays owned by the engine.
 void rl_engine_kv_config(const rl_engine *e, rl_kv_config *c);
 

@@ -44,7 +44,7 @@ struct rl_engine {
     uint32_t *expert_id, *expert_slot, *expert_start; // [tok][used], [tok][used], [n_expert + 1]
     rl_lane *lanes;
     void *block;
-    size_t block_bytes;
+    size_t block_bytes, used_bytes;
     size_t ld_q, ld_k, ld_v, ld_att, ld_ff;
 };
 

@@ -39,6 +39,13 @@ _LAZY = {
     "bench": "rooflm.measuring.bench",
     "Results": "rooflm.measuring.results",
     "zip_grid": "rooflm.measuring.grid",
+    "bytes_per_token": "rooflm.measuring.sizes",
+    "kv_size": "rooflm.measuring.sizes",
+    "ceiling": "rooflm.measuring.roofs",
+    "whatif": "rooflm.measuring.roofs",
+    "forecast": "rooflm.measuring.forecasting",
+    "explain": "rooflm.measuring.explain",
+    "load_times": "rooflm.measuring.loading",
     "synth": "rooflm._synth",
     "machine": "rooflm._machine",
     "doctor": "rooflm.diagnosis.doctor",
@@ -61,8 +68,13 @@ if _TYPE_CHECKING:
     from rooflm.quantization.compare import Comparison, compare
     from rooflm._kernels import kernels, linear
     from rooflm.measuring.bench import bench
+    from rooflm.measuring.explain import explain
+    from rooflm.measuring.forecasting import forecast
     from rooflm.measuring.grid import zip_grid
+    from rooflm.measuring.loading import load_times
     from rooflm.measuring.results import Results
+    from rooflm.measuring.roofs import ceiling, whatif
+    from rooflm.measuring.sizes import bytes_per_token, kv_size
     from rooflm._synth import synth
     from rooflm._machine import machine
     from rooflm.diagnosis.doctor import doctor
@@ -95,21 +107,28 @@ __all__ = [
     "Tokenizer",
     "attention",
     "bench",
+    "bytes_per_token",
+    "ceiling",
     "check_claims",
     "compare",
     "diff_files",
     "doctor",
     "error_budget",
+    "explain",
     "fetch",
+    "forecast",
     "health",
     "imatrix",
     "kernels",
+    "kv_size",
     "linear",
+    "load_times",
     "machine",
     "perplexity",
     "soak",
     "quantize",
     "synth",
+    "whatif",
     "zip_grid",
 ]
 

@@ -382,6 +382,7 @@ class Session:
     n_batch: int
     n_threads: int
     scratch_nbytes: int
+    scratch_used_nbytes: int
     kv_nbytes: int
     compute: str
     kv_type: str

@@ -265,6 +265,10 @@ class Session:
     isa = property(lambda self: self._c.isa, doc="Best instruction-set tier in use.")
     kv_nbytes = property(lambda self: self._c.kv_nbytes, doc="Bytes of the KV pages in use.")
     scratch_nbytes = property(lambda self: self._c.scratch_nbytes, doc="Bytes of working memory, reserved at once.")
+    scratch_used_nbytes = property(
+        lambda self: self._c.scratch_used_nbytes,
+        doc="Bytes of it that single tokens and batches of n_batch touch: what is resident then.",
+    )
 
     def kernels(self, n_tokens: int = 1) -> Operations:
         """What runs when n_tokens are evaluated at once: one record per matrix with layer (None outside the

@@ -39,3 +39,33 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("--resume", action="store_true", help="go on with an --out file that exists")
     p.add_argument("--full-hash", action="store_true", help="hash whole model files, not samples of each tensor")
     p.epilog = "Comma-separated values sweep: all combinations run, in interleaved random order."
+
+    p = command("bytes", COMMANDS, "bytes that one token reads, by tensor type and for the KV cache")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--depth", type=tokens, default=0, metavar="N", help="context before the token (default 0)")
+    p.add_argument("--kv", default="f16", help="f32, f16, q8_0, or K/V apart (default f16)")
+
+    p = command("forecast", COMMANDS, "memory that a model and its context will take, before loading it")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--ctx", type=tokens, metavar="N", help="positions, 8k for 8192 (default the model's, at most 4096)")
+    p.add_argument("--kv", default="f16", help="f32, f16, q8_0, or K/V apart (default f16)")
+    p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
+    p.add_argument("--load", choices=("auto", "mmap", "copy"), default="auto", help="default auto")
+
+    p = command("load", COMMANDS, "time to load a model: cold and warm, mapped, buffered, copied into huge pages")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--ways", type=listed(str), metavar="W[,W]", help="of mmap, buffered, copy (default all)")
+    p.add_argument("--states", type=listed(str), metavar="S[,S]", help="of cold, warm (default both)")
+    p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
+    p.add_argument("--repeats", type=positive, default=3, help="runs of each (default 3)")
+
+    p = command("explain", COMMANDS, "split the gap between two files of records into factors and a rest")
+    p.add_argument("a", help="records of the first side, from bench --out")
+    p.add_argument("b", help="records of the second side")
+    p.add_argument("--plot", metavar="PNG", help="draw the factors as a waterfall")
+
+    p = command("whatif", COMMANDS, "ceilings of a model on a device of given bandwidth")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--bandwidth", type=listed(str), required=True, metavar="B[,B]", help="such as 17GB/s")
+    p.add_argument("--depth", type=sizes, default=[0], metavar="N[,N]", help="context, 4k for 4096 (default 0)")
+    p.add_argument("--kv", type=listed(str), default=["f16"], help="f32, f16, q8_0, or K/V apart (default f16)")

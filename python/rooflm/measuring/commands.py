@@ -47,6 +47,65 @@ def bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def bytes(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    return _shown(rooflm.bytes_per_token(resolve_model(args.model), n_ctx=args.depth + 1, kv=args.kv), args)
+
+
+def forecast(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    model = resolve_model(args.model)
+    return _shown(rooflm.forecast(model, n_ctx=args.ctx, kv=args.kv, threads=args.threads, load=args.load), args)
+
+
+def load(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+    from rooflm.measuring.loading import STATES, WAYS
+
+    result = rooflm.load_times(
+        resolve_model(args.model),
+        ways=args.ways or WAYS,
+        states=args.states or STATES,
+        threads=args.threads,
+        repeats=args.repeats,
+        progress=False if args.json else None,
+    )
+    missed = {f"{r['state']} was not reached: {r['state_why']}" for r in result if not r["state_reached"]}
+    for line in sorted(missed):
+        print(f"rooflm: {line}", file=sys.stderr)
+    return _shown(result, args)
+
+
+def explain(args: argparse.Namespace) -> int:
+    import rooflm
+
+    result = rooflm.explain(args.a, args.b)
+    if args.plot:
+        result.plot().get_figure(root=True).savefig(args.plot, dpi=120)
+    return _shown(result, args)
+
+
+def whatif(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.whatif(resolve_model(args.model), bandwidth=args.bandwidth, depth=args.depth, kv=args.kv)
+    return _shown(result, args)
+
+
+def _shown(result: Any, args: argparse.Namespace) -> int:
+    if args.json:
+        emit(result)
+    else:
+        print(result)
+    return 0
+
+
 def _cooldown(text: Optional[str]) -> Union[None, float, str]:
     try:
         return None if text is None else float(text)
