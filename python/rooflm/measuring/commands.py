@@ -8,6 +8,7 @@ import sys
 from typing import Any, Optional, Union
 
 from rooflm._arguments import single
+from rooflm._optional import need
 from rooflm._output import emit, megabytes
 
 
@@ -86,7 +87,9 @@ def explain(args: argparse.Namespace) -> int:
 
     result = rooflm.explain(args.a, args.b)
     if args.plot:
-        result.plot().get_figure(root=True).savefig(args.plot, dpi=120)
+        figure, ax = need("matplotlib.pyplot").subplots(layout="constrained")
+        result.plot(ax)
+        figure.savefig(args.plot, dpi=120)
     return _shown(result, args)
 
 
