@@ -57,9 +57,12 @@ _LAZY = {
     "ErrorBudget": "rooflm.quantization.budget",
     "health": "rooflm.diagnosis.health",
     "soak": "rooflm.diagnosis.soak",
+    "sensitivity": "rooflm.quantization.sensitivity",
+    "Sensitivity": "rooflm.quantization.sensitivity",
 }
 
 if _TYPE_CHECKING:
+    from rooflm.quantization.sensitivity import Sensitivity, sensitivity
     from rooflm.quantization.budget import ErrorBudget, error_budget
     from rooflm.quantization.claims import check_claims
     from rooflm.quantization.diff import diff_files
@@ -101,6 +104,7 @@ __all__ = [
     "Model",
     "Results",
     "Sampler",
+    "Sensitivity",
     "Session",
     "SessionBusy",
     "Tensor",
@@ -125,6 +129,7 @@ __all__ = [
     "load_times",
     "machine",
     "perplexity",
+    "sensitivity",
     "soak",
     "quantize",
     "synth",

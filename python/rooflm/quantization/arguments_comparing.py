@@ -37,6 +37,22 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--window", type=positive, help="attend to no more than so many tokens")
     session_arguments(p, "auto", "f16")
 
+    p = command("sensitivity", WHERE, "KL of swapping one tensor's type, by kind and by tensor")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")
+    p.add_argument("--types", metavar="A,B", help="types to swap to, such as Q4_K,Q2_K")
+    p.add_argument(
+        "--reference", help="the file it was made from: without --types, its tensors are swapped in as they are"
+    )
+    p.add_argument(
+        "--tensors", default="*", metavar="PATTERNS", help="names, such as blk.0.*,output.weight (default *)"
+    )
+    p.add_argument("--kinds", action="store_true", help="whole kinds alone (q, k, v, o, gate, up, down, ...)")
+    p.add_argument("--ctx", type=positive, default=256, help="tokens per window (default 256)")
+    p.add_argument("--windows", type=positive, default=4, help="how many windows from the start (default 4)")
+    p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no swap after so many seconds")
+    _threads(p)
+
 
 def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:
     p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")

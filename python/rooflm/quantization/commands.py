@@ -87,3 +87,27 @@ def budget(args: argparse.Namespace) -> int:
     else:
         print(result)
     return 0
+
+
+def sensitivity(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.sensitivity(
+        resolve_model(args.model),
+        Path(args.text),
+        types=args.types.split(",") if args.types else None,
+        tensors=args.tensors.split(","),
+        reference=resolve_model(args.reference) if args.reference else None,
+        each=not args.kinds,
+        ctx=args.ctx,
+        windows=args.windows,
+        budget_s=args.budget,
+        n_threads=args.threads,
+        progress=False if args.json else None,
+    )
+    if args.json:
+        emit(result.to_dict())
+    else:
+        print(result)
+    return 0

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sensitivity: each row is the KL of a model with that one swap, made here by hand as a file of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from maker import tiny_model
+
+import rooflm
+from rooflm import _core
+from rooflm.quantization.sensitivity import _spread
+
+TOKENS = np.random.default_rng(3).integers(3, 320, 200)
+SHAPE = {"ctx": 32, "windows": 3}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    d = tmp_path_factory.mktemp("sensitivity")
+    return {k: tiny_model(d / f"{k}.gguf", types=k) for k in ("F32", "Q4_0")}
+
+
+def kl_of(reference, replace):
+    swapped = rooflm.Model(reference, replace=replace)
+    return float(rooflm.compare(reference, swapped, TOKENS, **SHAPE)[0].kl.mean())
+
+
+@pytest.fixture(scope="module")
+def measured(files):
+    return rooflm.sensitivity(files["F32"], TOKENS, types=["Q8_0", "Q4_0"], **SHAPE)
+
+
+def test_rows_are_the_kl_of_one_swap(files, measured):
+    g = rooflm.GGUF(files["F32"])
+    rows = {(r["tensor"], r["kind"], r["type"]): r for r in measured.rows}
+    assert len(measured.rows) == 2 * (7 + 7 * 2 + 2)  # kinds, tensors of two layers, embedding and output
+    for name, kind in (("blk.1.ffn_up.weight", "up"), ("blk.0.attn_k.weight", "k")):
+        blocks = _core.quantize_rows(g.tensors[name].dequantize(), "Q4_0")
+        row = rows[name, kind, "Q4_0"]
+        assert row["kl_mean"] == pytest.approx(kl_of(files["F32"], {name: ("Q4_0", blocks)}), rel=1e-6)
+        assert row["nbytes"] == blocks.nbytes and row["nbytes_before"] == g.tensors[name].nbytes
+        assert row["bits_per_weight"] == 4.5
+        assert 0 < rows[name, kind, "Q8_0"]["kl_mean"] < row["kl_mean"] / 20
+    whole = {
+        f"blk.{i}.ffn_up.weight": (
+            "Q4_0",
+            _core.quantize_rows(g.tensors[f"blk.{i}.ffn_up.weight"].dequantize(), "Q4_0"),
+        )
+        for i in range(2)
+    }
+    assert rows[None, "up", "Q4_0"]["kl_mean"] == pytest.approx(kl_of(files["F32"], whole), rel=1e-6)
+    json.dumps(measured.to_dict(), allow_nan=False)
+
+
+def test_tied_embedding_and_output_are_swapped_apart(files, measured):
+    own = rooflm.GGUF(files["F32"]).tensors["token_embd.weight"]
+    q4 = ("Q4_0", _core.quantize_rows(own.dequantize(), "Q4_0"))
+    rows = {r["kind"]: r for r in measured.by_tensor() if r["type"] == "Q4_0" and r["layer"] is None}
+    output = kl_of(files["F32"], {"output.weight": q4})
+    embedding = kl_of(files["F32"], {"token_embd.weight": q4, "output.weight": ("F32", own.raw)})
+    assert rows["output"]["kl_mean"] == pytest.approx(output, rel=1e-6)
+    assert rows["embedding"]["kl_mean"] == pytest.approx(embedding, rel=1e-6)
+    assert output != pytest.approx(embedding, rel=1e-3)
+
+
+def test_tensors_of_a_file_are_put_in_as_they_are(files):
+    s = rooflm.sensitivity(files["Q4_0"], TOKENS, reference=files["F32"], tensors="blk.1.attn_*", kinds=False, **SHAPE)
+    other = rooflm.GGUF(files["Q4_0"]).tensors
+    assert sorted(r["kind"] for r in s.rows) == ["k", "o", "q", "v"] and {r["type"] for r in s.rows} == {"Q4_0"}
+    for r in s.rows:
+        assert r["kl_mean"] == pytest.approx(kl_of(files["F32"], {r["tensor"]: other[r["tensor"]]}), rel=1e-6)
+
+
+def test_a_type_that_does_not_fit_is_said_and_not_replaced(files):
+    s = rooflm.sensitivity(files["F32"], TOKENS, types="Q4_K", tensors="blk.0.attn_q.weight", kinds=False, **SHAPE)
+    assert s.rows[0]["kl_mean"] is None and s.rows[0]["why_not"] == "rows of 64 values are no multiple of 256"
+    assert "no multiple of 256" in repr(s)
+
+
+def test_a_time_budget_leaves_out_detail_first(files):
+    s = rooflm.sensitivity(files["F32"], TOKENS, types="Q4_0", budget_s=0, **SHAPE)
+    assert s.rows == [] and len(s.not_measured) == 7 + 16 and s.not_measured[0] == "all of q as Q4_0"
+    assert "not measured" in repr(s)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
+def test_order_covers_the_depth_early(n):
+    order = list(_spread(n))
+    assert sorted(order) == list(range(n))
+    if n == 30:
+        assert max(np.diff(sorted(order[:8]))) <= 8
+
+
+def test_warnings_come_from_the_measured_kl(measured, monkeypatch):
+    worst = measured._sorted(measured.rows)[0]
+    monkeypatch.setattr("rooflm.quantization.sensitivity.WARN_KL", worst["kl_mean"] * 0.99)
+    assert measured.warnings[0].startswith(worst["tensor"] or f"all of {worst['kind']}")
+    monkeypatch.setattr("rooflm.quantization.sensitivity.WARN_KL", worst["kl_mean"])
+    assert measured.warnings == []
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"types": "Q4_9"}, "Q4_9"),
+        ({"types": "Q4_0", "tensors": "nothing*"}, "no matrix matches"),
+        ({}, "types= says what to swap to"),
+        ({"types": "Q4_0", "each": False, "kinds": False}, "nothing to measure"),
+    ],
+)
+def test_wrong_requests(files, change, message):
+    with pytest.raises(ValueError, match=message):
+        rooflm.sensitivity(files["F32"], TOKENS, **SHAPE, **change)
+
+
+def test_logits_of_the_reference_have_a_limit(files, monkeypatch):
+    monkeypatch.setattr("rooflm.quantization.sensitivity.MOST_LOGITS", 1000)
+    with pytest.raises(ValueError, match="reference logits"):
+        rooflm.sensitivity(files["F32"], TOKENS, types="Q4_0", **SHAPE)
+
+
+def test_plot(measured):
+    pytest.importorskip("matplotlib").use("agg")
+    a = measured.plot(type="Q4_0")
+    assert "nats" in a.get_ylabel() and "3 windows" in a.get_title()
+    with pytest.raises(ValueError, match="not measured"):
+        measured.plot(type="Q5_0")
+    if os.environ.get("ROOFLM_PLOTS"):
+        a.figure.savefig(Path(os.environ["ROOFLM_PLOTS"]) / "sensitivity.png")
