@@ -225,7 +225,7 @@ class Sensitivity:
             if points:
                 a.plot(*zip(*points), marker=".", color=color, label=kind)
             for r in rows:
-                if r["kind"] == kind and r["tensor"] is None:
+                if r["kind"] == kind and r["layer"] is None:
                     a.axhline(r["kl_mean"], color=color, linestyle="--", linewidth=0.8, label=None if points else kind)
         if rows:
             a.set_yscale("log")
