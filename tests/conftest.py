@@ -16,6 +16,9 @@ import pytest
 import rooflm
 from rooflm.fetching import FetchError
 
+# compute="auto" must not depend on how fast this machine reads while tests run: int16 for one token, on any CPU.
+os.environ["ROOFLM_CORE_GBS"] = "0.01"
+
 
 def models_required() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true") or os.environ.get("ROOFLM_REQUIRE_MODELS") == "1"

@@ -85,21 +85,52 @@ static int compute_rules(PyObject *list, rl_compute_rule **out, size_t *n) {
     return 0;
 }
 
+// [(type, columns)]
+static int int8_singles(PyObject *list, rl_int8_single **out, size_t *n) {
+    *out = NULL;
+    *n = 0;
+    if (list == Py_None) return 0;
+    Py_ssize_t count = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
+    rl_int8_single *all = count < 0 ? NULL : PyMem_Calloc(count ? (size_t)count : 1, sizeof *all);
+    if (count >= 0 && !all) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pair = PyList_GET_ITEM(list, i);
+        const char *type;
+        Py_ssize_t cols;
+        if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "sn:int8_single", &type, &cols)) {
+            PyMem_Free(all);
+            count = -1;
+            break;
+        }
+        all[i] = (rl_int8_single){rl_dtype_parse(type), (size_t)cols};
+    }
+    if (count < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "int8_single must be a list of (type, columns)");
+        return -1;
+    }
+    *out = all;
+    *n = (size_t)count;
+    return 0;
+}
+
 static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"model",  "n_ctx",     "kv",  "n_threads", "n_batch", "compute", "cpus", "kernel",
-                            "layout", "rope_base", "isa", "blas",      "rules",   "window",  NULL};
+    static char *names[] = {"model",  "n_ctx",     "kv",  "n_threads", "n_batch", "compute", "cpus",        "kernel",
+                            "layout", "rope_base", "isa", "blas",      "rules",   "window",  "int8_single", NULL};
     rl_state *st = rl_state_of_type(type);
     py_model *model;
     Py_ssize_t n_ctx = 4096, n_batch = 512;
     PyObject *threads = Py_None;
     const char *kv = "f16", *compute = "auto", *kernel = NULL, *layout = "tile";
     const char *blas = NULL;
-    PyObject *cpus = Py_None, *isa = Py_None, *rules = Py_None;
+    PyObject *cpus = Py_None, *isa = Py_None, *rules = Py_None, *singles = Py_None;
     double rope_base = 0;
     Py_ssize_t window = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOzOn:Session", names, st->ModelType, &model, &n_ctx,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOzOnO:Session", names, st->ModelType, &model, &n_ctx,
                                      &kv, &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa,
-                                     &blas, &rules, &window))
+                                     &blas, &rules, &window, &singles))
         return NULL;
     rl_py_placement place;
     if (rl_py_place(st, threads, cpus, &place) < 0) return NULL;
@@ -131,10 +162,17 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     rl_engine *engine = NULL;
     py_session *self = NULL;
     rl_compute_rule *own_rules;
+    rl_int8_single *own_singles;
     if (compute_rules(rules, &own_rules, &o.n_rules) < 0) return NULL;
+    if (int8_singles(singles, &own_singles, &o.n_int8_single) < 0) {
+        PyMem_Free(own_rules);
+        return NULL;
+    }
     o.rules = own_rules;
+    o.int8_single = own_singles;
     if (blas && rl_blas_open(&o.blas, blas, &err) != RL_OK) {
         PyMem_Free(own_rules);
+        PyMem_Free(own_singles);
         return rl_raise(st, &err);
     }
     if (rl_engine_create(&engine, model->model, &o, &err) != RL_OK) {
@@ -151,6 +189,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     rl_engine_release(engine);
     rl_blas_release(o.blas);
     PyMem_Free(own_rules);
+    PyMem_Free(own_singles);
     return (PyObject *)self;
 }
 

@@ -36,6 +36,12 @@ static rl_compute compute_of(planner *p, int layer, const char *op) {
     return compute;
 }
 
+static bool int8_single(const rl_engine_opts *o, const rl_mat *m) {
+    for (size_t i = 0; i < o->n_int8_single; i++)
+        if (o->int8_single[i].type == m->type && o->int8_single[i].cols == m->cols) return true;
+    return false;
+}
+
 static void plan(planner *p, rl_linear *lin, const rl_weight *w, int layer, const char *op) {
     if (p->status != RL_OK || !w->t) return;
     rl_mat m = {.type = (rl_type)w->t->type_id,
@@ -43,7 +49,10 @@ static void plan(planner *p, rl_linear *lin, const rl_weight *w, int layer, cons
                 .cols = w->cols,
                 .row_bytes = w->t->row_bytes,
                 .data = w->t->data + w->row0 * w->t->row_bytes};
-    rl_linear_opts opts = {.compute = compute_of(p, layer, op), .head = layer < 0, .blas = p->e->opts.blas};
+    rl_linear_opts opts = {.compute = compute_of(p, layer, op),
+                           .head = layer < 0,
+                           .int8_single = int8_single(&p->e->opts, &m),
+                           .blas = p->e->opts.blas};
     if (p->forced && p->forced->type == m.type) {
         opts.kernel = p->forced->name;
         p->forced_used = true;
@@ -279,6 +288,8 @@ rl_status rl_engine_create(rl_engine **out, rl_model *model, const rl_engine_opt
     e->opts.kernel = NULL; // the caller's
     e->opts.rules = NULL;
     e->opts.n_rules = 0;
+    e->opts.int8_single = NULL;
+    e->opts.n_int8_single = 0;
     if (s != RL_OK) {
         rl_engine_release(e);
         return s;

@@ -58,6 +58,11 @@ typedef struct rl_inputs {
                  size_t ld);
     void *arg;
 } rl_inputs;
+// Matrices of a type and width that compute "auto" multiplies in int8 when there is one token.
+typedef struct rl_int8_single {
+    rl_type type;
+    size_t cols;
+} rl_int8_single;
 
 typedef struct rl_engine_opts {
     rl_dispatch dispatch;
@@ -73,6 +78,8 @@ typedef struct rl_engine_opts {
     size_t window;      // 0: the file's; else no layer attends further back, as if its sliding window were this
     const rl_compute_rule *rules; // n_rules of them; read while the engine is made
     size_t n_rules;
+    const rl_int8_single *int8_single; // n_int8_single of them; read while the engine is made
+    size_t n_int8_single;
     rl_kv_type type_k, type_v;
     rl_kv_layout layout;
 } rl_engine_opts;

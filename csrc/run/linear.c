@@ -23,13 +23,14 @@ static rl_status check_mat(const rl_mat *w, rl_err *err) {
     return RL_OK;
 }
 
-// Auto multiplies a single token in int16, which is exact for all practical purposes and hides behind the memory
-// wherever a SIMD kernel exists; without one it takes the cheaper int8, and so it does for several tokens, which wait
-// for arithmetic.
-static const rl_kernel *auto_rows(const rl_dispatch *d, rl_type type) {
+// Auto multiplies a single token in int16, which is exact for all practical purposes, unless the caller knows that it
+// does not hide behind the memory here. Without a SIMD kernel it takes the cheaper int8, and so it does for several
+// tokens, which wait for arithmetic.
+static const rl_kernel *auto_rows(const rl_dispatch *d, rl_type type, bool int8_single) {
     const rl_kernel *k = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q16, NULL);
     const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q8, NULL);
-    return k && (!k8 || k->cpu || !k8->cpu) ? k : k8;
+    if (!k8) return k;
+    return k && !int8_single && (k->cpu || !k8->cpu) ? k : k8;
 }
 
 rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, const rl_linear_opts *opts,
@@ -61,7 +62,7 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
     else if (opts->compute == RL_COMPUTE_INT8)
         lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q8, NULL);
     else
-        lin->rows = auto_rows(d, w->type);
+        lin->rows = auto_rows(d, w->type, opts->int8_single);
     if (!lin->rows) return rl_fail(err, RL_ERR_KERNEL, "no kernel multiplies rows of %s", rl_dtype_of(w->type)->name);
     lin->rows_many = lin->rows;
     if (!floats && opts->compute == RL_COMPUTE_AUTO && !opts->head) {

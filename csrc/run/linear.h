@@ -34,6 +34,7 @@ typedef struct rl_linear {
 typedef struct rl_linear_opts {
     rl_compute compute;
     int head;
+    bool int8_single;    // auto takes int8 for one token as well: int16 would not be free here
     const char *kernel;  // NULL or the name of the kernel that must be used
     const rl_blas *blas; // NULL, or OpenBLAS for prompts; with RL_COMPUTE_F32 only
 } rl_linear_opts;

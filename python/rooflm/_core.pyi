@@ -375,6 +375,7 @@ class Session:
         blas: Optional[str] = None,
         rules: Optional[list[tuple[str, str]]] = None,
         window: int = 0,
+        int8_single: Optional[list[tuple[str, int]]] = None,
     ) -> None: ...
     model: Model
     n_past: int

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Optional, 
 import numpy as np
 
 from rooflm import _core
+from rooflm._auto import decide
 from rooflm._blas import find_openblas
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
@@ -77,8 +78,12 @@ class Model:
         replace: Optional[Mapping[str, Replacement]] = None,
     ) -> None:
         self._c = _core.Model(path, load=load, replace=None)
-        if replace:
-            self._c = _core.Model(self._c.gguf, replace=_replacements(self._c.gguf, replace))
+        rows = _replacements(self._c.gguf, replace) if replace else []
+        if rows:
+            self._c = _core.Model(self._c.gguf, replace=rows)
+        shapes = {t.name: (t.type, t.shape) for t in self._c.gguf.tensors.values()}
+        shapes.update((name, (type, tuple(shape))) for name, type, shape, _ in rows)
+        self._matrices = {(type, shape[-1]) for type, shape in shapes.values() if len(shape) > 1}
 
     gguf = property(lambda self: self._c.gguf, doc="The open file: metadata and tensors.")
     tokenizer = property(lambda self: self._c.tokenizer, doc="Made from the file's metadata when first asked for.")
@@ -121,7 +126,8 @@ class Model:
         n_threads  default: the free big cores of this machine
         n_batch    most tokens evaluated at once
         compute    "int8" or "int16" activations, "f32" the exact path, "auto" the more exact of the integer ones
-                   wherever it costs no speed; or one for each operation, {"attn_*": "int16", "blk.0.ffn_down": "f32"}:
+                   wherever it costs no speed (Session.auto says where, and why);
+                   or one for each operation, {"attn_*": "int16", "blk.0.ffn_down": "f32"}:
                    patterns over the names of kernels(), the last that matches holds, "auto" where none does
         cpus       pin the workers: "0-3,6" or a sequence of numbers
         kernel     names of kernels to use, comma-separated, see rooflm.kernels()
@@ -202,6 +208,10 @@ class Session:
             raise ValueError(f"window={window}: a token attends to itself at least; None for the file's own windows")
         rules = None if isinstance(compute, str) else list(compute.items())
         self.model = model
+        # What "auto" takes for one token, and why: {"core_gbs", "source", "matrices"}; None where nothing is left to it
+        self.auto: Optional[dict[str, Any]] = None
+        if rules is not None or compute == "auto":
+            self.auto = decide(model._matrices, isa)
         self._open: Optional[_core.Session] = _core.Session(
             model._c,
             n_ctx=n_ctx,
@@ -217,6 +227,9 @@ class Session:
             blas=find_openblas(blas),
             rules=rules,
             window=window or 0,
+            int8_single=[(c["type"], c["cols"]) for c in self.auto["matrices"] if c["compute"] == "int8"]
+            if self.auto
+            else None,
         )
         self._pending: list[int] = []  # sampled by generate(), not evaluated yet
         self._capture: Optional[Capture] = None
@@ -325,6 +338,7 @@ class Session:
         """A second session with the same past; pages of the cache are shared until they differ."""
         twin = object.__new__(type(self))
         twin.model = self.model
+        twin.auto = self.auto
         twin._open = self._c.fork()
         twin._pending = list(self._pending)
         twin._capture = None
