@@ -55,67 +55,6 @@ static int kv_layout(const char *name, rl_kv_layout *out) {
     return -1;
 }
 
-// [(pattern, compute)]; the texts stay those of the tuples, which the caller holds.
-static int compute_rules(PyObject *list, rl_compute_rule **out, size_t *n) {
-    *out = NULL;
-    *n = 0;
-    if (list == Py_None) return 0;
-    if (!PyList_Check(list)) {
-        PyErr_SetString(PyExc_TypeError, "rules must be a list of (pattern, compute)");
-        return -1;
-    }
-    Py_ssize_t count = PyList_GET_SIZE(list);
-    rl_compute_rule *rules = PyMem_Calloc(count ? (size_t)count : 1, sizeof *rules);
-    if (!rules) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *pair = PyList_GET_ITEM(list, i);
-        const char *compute;
-        if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "ss:rules", &rules[i].pattern, &compute) ||
-            rl_py_compute(compute, &rules[i].compute) < 0) {
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "rules must be a list of (pattern, compute)");
-            PyMem_Free(rules);
-            return -1;
-        }
-    }
-    *out = rules;
-    *n = (size_t)count;
-    return 0;
-}
-
-// [(type, columns)]
-static int int8_singles(PyObject *list, rl_int8_single **out, size_t *n) {
-    *out = NULL;
-    *n = 0;
-    if (list == Py_None) return 0;
-    Py_ssize_t count = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
-    rl_int8_single *all = count < 0 ? NULL : PyMem_Calloc(count ? (size_t)count : 1, sizeof *all);
-    if (count >= 0 && !all) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *pair = PyList_GET_ITEM(list, i);
-        const char *type;
-        Py_ssize_t cols;
-        if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "sn:int8_single", &type, &cols)) {
-            PyMem_Free(all);
-            count = -1;
-            break;
-        }
-        all[i] = (rl_int8_single){rl_dtype_parse(type), (size_t)cols};
-    }
-    if (count < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "int8_single must be a list of (type, columns)");
-        return -1;
-    }
-    *out = all;
-    *n = (size_t)count;
-    return 0;
-}
-
 static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"model",  "n_ctx",     "kv",  "n_threads", "n_batch", "compute", "cpus",        "kernel",
                             "layout", "rope_base", "isa", "blas",      "rules",   "window",  "int8_single", NULL};
@@ -163,8 +102,8 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     py_session *self = NULL;
     rl_compute_rule *own_rules;
     rl_int8_single *own_singles;
-    if (compute_rules(rules, &own_rules, &o.n_rules) < 0) return NULL;
-    if (int8_singles(singles, &own_singles, &o.n_int8_single) < 0) {
+    if (rl_py_compute_rules(rules, &own_rules, &o.n_rules) < 0) return NULL;
+    if (rl_py_int8_singles(singles, &own_singles, &o.n_int8_single) < 0) {
         PyMem_Free(own_rules);
         return NULL;
     }
@@ -611,7 +550,8 @@ static PyMethodDef session_methods[] = {
 
 PyDoc_STRVAR(session_doc, "Session(model, *, n_ctx=4096, kv='f16', n_threads=None, n_batch=512, compute='auto', "
                           "cpus=None, kernel=None, layout='tile', "
-                          "rope_base=0.0, isa=None, blas=None, rules=None, window=0)\n--\n\n"
+                          "rope_base=0.0, isa=None, blas=None, rules=None, window=0, "
+                          "int8_single=None)\n--\n\n"
                           "One sequence of tokens with its KV cache. Use Model.session(), which has defaults.");
 
 static PyType_Slot session_slots[] = {

@@ -71,6 +71,12 @@ PyObject *rl_py_session_step_many(PyTypeObject *type, PyObject *args);
 int rl_py_add_contrast(PyObject *m);
 PyObject *rl_py_session_contrast(py_session *self, PyObject *args);
 
+// session_lists.c
+/// Rules of compute from [(pattern, compute)], whose texts stay the caller's; None is none. Freed with PyMem_Free.
+int rl_py_compute_rules(PyObject *list, rl_compute_rule **out, size_t *n);
+/// The same of [(type, columns)].
+int rl_py_int8_singles(PyObject *list, rl_int8_single **out, size_t *n);
+
 // session.c
 int rl_py_add_session(PyObject *m, rl_state *st);
 

@@ -58,6 +58,7 @@ typedef struct rl_inputs {
                  size_t ld);
     void *arg;
 } rl_inputs;
+
 // Matrices of a type and width that compute "auto" multiplies in int8 when there is one token.
 typedef struct rl_int8_single {
     rl_type type;
