@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -111,6 +112,12 @@ class BuildExt(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         link = list(self.compiler.linker_so) + [str(j[1]) for j in jobs] + ["-o", str(target), "-pthread", "-lm"]
+        # Android's loader looks for Python's symbols only in libraries that the extension itself names; get_libraries
+        # knows that, and says nothing elsewhere.
+        libraries = self.get_libraries(ext)
+        if libraries:
+            link += [f"-L{d}" for d in [*self.library_dirs, sysconfig.get_config_var("LIBDIR")] if d]
+            link += [f"-l{name}" for name in libraries]
         if sys.platform.startswith(("linux", "android")):
             link += ["-ldl", "-Wl,-z,max-page-size=16384"]
         self.spawn(link + shlex.split(os.environ.get("LDFLAGS", "")))
@@ -129,12 +136,26 @@ def fresh(obj, stamp, line):
 
 
 def numpy_include():
-    import numpy
+    """NumPy's headers, or None: of the NumPy that can be imported, else of the one that is installed where this will be.
 
-    return numpy.get_include()
+    pip hides the latter from an isolated build. Where it comes from the system's own packages and PyPI has no wheel of
+    it, as on Termux, building against it is what saves compiling NumPy.
+    """
+    try:
+        import numpy
+
+        return numpy.get_include()
+    except ImportError:
+        pass
+    include = Path(sysconfig.get_path("platlib"), "numpy", "_core", "include")
+    config = include / "numpy" / "numpyconfig.h"
+    # What is built against NumPy 2 runs with older ones, too, but not the other way round.
+    return str(include) if config.exists() and "NPY_2_0_API_VERSION" in config.read_text() else None
 
 
+NUMPY = numpy_include()
 setup(
-    ext_modules=[Extension("rooflm._core", sources=sources(), include_dirs=[numpy_include()])],
+    ext_modules=[Extension("rooflm._core", sources=sources(), include_dirs=[NUMPY] if NUMPY else [])],
     cmdclass={"build_ext": BuildExt},
+    setup_requires=[] if NUMPY else ["numpy>=2.0"],
 )

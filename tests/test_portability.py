@@ -142,3 +142,66 @@ def test_no_compiler_is_a_clear_message(tmp_path):
     out = build(tmp_path, "no-such-compiler")
     assert out.returncode != 0
     assert "no-such-compiler" in out.stderr and "pkg install clang" in out.stderr and "Traceback" not in out.stderr
+
+
+# A compiler that writes down how it was called, and an empty file for each output.
+FAKE_CC = """#!/bin/sh
+echo "$@" >>"$0.log"
+case $* in *-dM*) echo "#define __aarch64__ 1"; echo "#define __ORDER_BIG_ENDIAN__ 4321"
+    echo "#define __BYTE_ORDER__ __ORDER_LITTLE_ENDIAN__" ;; esac
+while [ $# -gt 1 ]; do case $1 in -o | -MF) : >"$2" ;; esac; shift; done
+"""
+RUN_AS = """
+import runpy, sys, sysconfig
+sysconfig.get_config_vars().update({variables!r})
+for name, value in {attributes!r}.items():
+    setattr(sys, name, value)
+if sys.platform == "android":
+    sys.getandroidapilevel = lambda: 24
+sys.argv = ["setup.py", "-q", "build", "--build-base", {base!r}]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("platform", ["linux", "android"])
+def test_links_with_python_where_the_loader_wants_it(tmp_path, platform):
+    """Termux before and after Python 3.13, which calls itself android. Without libpython the import would fail there;
+    with it elsewhere, a statically linked Python would load a second one."""
+    pytest.importorskip("setuptools")
+    cc = tmp_path / "cc"
+    cc.write_text(FAKE_CC)
+    cc.chmod(0o755)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    variables = {"Py_ENABLE_SHARED": 1, "LDVERSION": version, "LIBDIR": "/data/data/com.termux/files/usr/lib"}
+    code = RUN_AS.format(variables=variables, attributes={"platform": platform}, base=str(tmp_path))
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                         env={**os.environ, "CC": str(cc), "LDSHARED": f"{cc} -shared"})  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    calls = (tmp_path / "cc.log").read_text().splitlines()
+    assert any("rows_q8_dotprod.c" in c and "-march=armv8.2-a+dotprod" in c for c in calls)
+    link = [c for c in calls if "-shared" in c]
+    assert len(link) == 1 and "max-page-size=16384" in link[0]
+    assert (f"-lpython{version}" in link[0].split()) == (platform == "android")
+    assert ("-L/data/data/com.termux/files/usr/lib" in link[0].split()) == (platform == "android")
+
+
+@pytest.mark.parametrize("installed", ["NPY_2_0_API_VERSION", "NPY_1_25_API_VERSION", None])
+def test_numpy_is_fetched_for_the_build_only_where_there_is_none(tmp_path, installed):
+    """In pip's isolated build NumPy cannot be imported, but its headers lie where the package will be installed."""
+    pytest.importorskip("setuptools")
+    include = tmp_path / "numpy" / "_core" / "include" / "numpy"
+    if installed:
+        include.mkdir(parents=True)
+        (include / "numpyconfig.h").write_text(f"#define {installed} 0x12\n")
+    code = f"""
+import sys, sysconfig
+from setuptools import build_meta
+sys.modules["numpy"] = None
+real = sysconfig.get_path
+sysconfig.get_path = lambda name, *a, **kw: {str(tmp_path)!r} if name == "platlib" else real(name, *a, **kw)
+print(build_meta.get_requires_for_build_wheel({{"--global-option": ["--quiet", "egg_info", "--egg-base", {str(tmp_path)!r}]}}))
+"""
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    wanted = out.stdout.strip().splitlines()[-1]
+    assert ("numpy>=2.0" in wanted) == (installed != "NPY_2_0_API_VERSION"), wanted

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installed wheel at work, with NumPy alone: python tests/wheel_smoke.py. Prints where it ran and what it chose.
+
+A row kernel and a tile against the exact path, and a whole tiny model against the logits that `transformers` gave.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+from golden_files import golden
+
+import rooflm
+from rooflm import _core
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    assert ROOT not in Path(rooflm.__file__).resolve().parents, f"this is the source tree's: {rooflm.__file__}"
+    g = golden("llama")
+    with rooflm.Model(g.path).session(n_ctx=g.n_ctx, kv="f32", n_threads=2, compute="f32") as s:
+        got = s.eval(g.tokens, logits="all")[g.positions]
+    error = float(np.abs(got - g.logits).max() / np.abs(g.logits).max())
+    assert error < 1e-4, error
+    weight = rooflm.GGUF(g.path).tensors["blk.0.attn_q.weight"]
+    x = np.random.default_rng(1).standard_normal((16, weight.shape[1])).astype(np.float32)
+    want = x @ weight.dequantize().T
+    for rows in (1, 16):
+        near = rooflm.linear(x[:rows], weight, compute="int8")
+        assert np.abs(near - want[:rows]).max() < 0.05 * np.abs(want).max()
+    isa = rooflm.kernels().isa
+    print(f"{Path(_core.__file__).name}: {platform.machine()}, Python {sys.version.split()[0]}, {isa}, error {error:.1e}")
+
+
+if __name__ == "__main__":
+    main()
