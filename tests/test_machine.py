@@ -202,7 +202,8 @@ def test_this_machine():
     json.dumps(m, allow_nan=False)
     if hasattr(os, "sched_getaffinity"):
         assert m.allowed_cpus == sorted(os.sched_getaffinity(0))
-    assert 1 <= m.default_threads <= len(m.allowed_cpus) and m.measured is None
+    assert 1 <= m.default_threads <= len(m.allowed_cpus)
+    assert (m.measured is None) == bool(m.not_measured)
     assert m.isa["in_use"] in m.isa["available"] and m.page_bytes == os.sysconf("SC_PAGE_SIZE")
     assert m.libc if sys.platform == "linux" else True
     with pytest.raises(AttributeError, match="default_threads"):
@@ -399,11 +400,23 @@ def test_clock():
         _core.core_clock(0)
 
 
-def test_measuring():
+def test_measuring(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLM_CACHE", str(tmp_path))
+    monkeypatch.setattr("rooflm.device.measure.LADDER_BYTES", 1 << 20)
+    monkeypatch.setattr("rooflm.device.measure.capped_size", lambda wanted: (4 << 20, None))
     lines = []
     m = rooflm.machine(measure=True, progress=lines.append)
     json.dumps(m, allow_nan=False)
     reads = [r for r in m.measured["read"] if r["where"] == "memory"]
     assert {r["threads"] for r in reads} >= {1, m.default_threads}
     assert all(r["kernel"] and r["gbs"] > 0 for r in m.measured["read"])
-    assert lines and "GB/s" in repr(m)
+    assert lines and "GB/s" in repr(m) and m.not_kept is None
+    assert {c["how"] for c in m.measured["copy"]} == {"plain", "stream"}
+    assert {p["kind"] for p in m.measured["peak"]} == {"int8", "int16", "f32"}
+    assert max(r["size_bytes"] for r in m.measured["latency"]["records"]) == 1 << 20
+    again = rooflm.machine()
+    assert again.measured == m.measured and again.not_measured == ""
+    for kind in ("latency", "strides", "read"):
+        pytest.importorskip("matplotlib").use("Agg")
+        title = m.plot(kind=kind).get_title()
+        assert "n = 5" in title

@@ -23,7 +23,7 @@ enum { FORMAT_ENABLED = 1, FORMAT_RUNNING = 2 };
 enum { OPEN_CLOEXEC = 8 };
 enum { IOC_ENABLE = 0x2400, IOC_DISABLE = 0x2401 };
 
-int rl_counter_open(uint32_t type, uint64_t config, int tid) {
+int rl_counter_open(uint32_t type, uint64_t config, int tid, bool kernel) {
 #ifdef SYS_perf_event_open
     attr a;
     memset(&a, 0, sizeof a);
@@ -31,12 +31,11 @@ int rl_counter_open(uint32_t type, uint64_t config, int tid) {
     a.size = sizeof a;
     a.config = config;
     a.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
-    // The kernel itself is left out: counting it needs more rights than most users have.
-    a.flags = FLAG_DISABLED | FLAG_INHERIT | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV;
+    a.flags = FLAG_DISABLED | FLAG_INHERIT | (kernel ? 0 : FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV);
     long fd = syscall(SYS_perf_event_open, &a, tid, -1, -1, OPEN_CLOEXEC);
     return fd >= 0 ? (int)fd : -errno;
 #else
-    (void)type, (void)config, (void)tid;
+    (void)type, (void)config, (void)tid, (void)kernel;
     return -ENOSYS;
 #endif
 }

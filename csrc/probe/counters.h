@@ -12,9 +12,10 @@ typedef struct rl_counter_value {
     uint64_t value, enabled_ns, running_ns;
 } rl_counter_value;
 
-/// A counter of user-space work, stopped, of the thread tid and the threads it will start. type and config as in
-/// perf_event_open(2). Returns a file descriptor that close() frees, or -errno.
-int rl_counter_open(uint32_t type, uint64_t config, int tid);
+/// A counter, stopped, of the thread tid and the threads it will start. type and config as in perf_event_open(2).
+/// kernel: counts what happens inside the kernel, too, which needs more rights, and without which events that only
+/// happen there, such as context switches, stay 0. Returns a file descriptor that close() frees, or -errno.
+int rl_counter_open(uint32_t type, uint64_t config, int tid, bool kernel);
 /// Starts or stops counting; 0 or -errno.
 int rl_counter_run(int fd, bool on);
 /// 0 or -errno.

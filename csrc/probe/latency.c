@@ -24,6 +24,26 @@ static bool asked_to_stop(rl_poll_fn poll, void *arg, uint64_t *last) {
     return poll(arg);
 }
 
+// Follows the cycle from *at for so many steps.
+static rl_status walk(const rl_probe_memory *m, size_t *at, size_t steps, rl_poll_fn poll, void *poll_arg,
+                      uint64_t *polled, double *seconds, rl_err *err) {
+    const char *base = m->p;
+    size_t here = *at;
+    uint64_t spent = 0;
+    while (steps) {
+        size_t now = steps < 65536 ? steps : 65536;
+        steps -= now;
+        uint64_t t0 = rl_clock_ns();
+        for (size_t k = 0; k < now; k++) here = *(const size_t *)(const void *)(base + here);
+        __asm__ volatile("" : "+r"(here));
+        spent += rl_clock_ns() - t0;
+        if (asked_to_stop(poll, poll_arg, polled)) return rl_fail(err, RL_ERR_INTERRUPTED, "interrupted");
+    }
+    *at = here;
+    *seconds = (double)spent * 1e-9;
+    return RL_OK;
+}
+
 rl_status rl_probe_latency(const rl_probe_memory *m, size_t stride, size_t iters, bool random, uint64_t seed,
                            rl_poll_fn poll, void *poll_arg, rl_latency_result *out, rl_err *err) {
     memset(out, 0, sizeof *out);
@@ -43,21 +63,17 @@ rl_status rl_probe_latency(const rl_probe_memory *m, size_t stride, size_t iters
         if (i % 4096 == 0 && asked_to_stop(poll, poll_arg, &polled))
             return rl_fail(err, RL_ERR_INTERRUPTED, "interrupted");
     }
-    const char *base = m->p;
     size_t at = 0;
-    for (int timed = 0; timed < 2; timed++) {
-        size_t left = timed ? iters : n < iters ? n : iters;
-        uint64_t spent = 0;
-        while (left) {
-            size_t steps = left < 65536 ? left : 65536;
-            left -= steps;
-            uint64_t t0 = rl_clock_ns();
-            for (size_t k = 0; k < steps; k++) at = *(const size_t *)(const void *)(base + at);
-            __asm__ volatile("" : "+r"(at));
-            spent += rl_clock_ns() - t0;
-            if (asked_to_stop(poll, poll_arg, &polled)) return rl_fail(err, RL_ERR_INTERRUPTED, "interrupted");
-        }
-        out->seconds = (double)spent * 1e-9;
+    double warm;
+    RL_TRY(walk(m, &at, n < iters ? n : iters, poll, poll_arg, &polled, &warm, err));
+    out->parts = iters < RL_LATENCY_PARTS ? (int)iters : RL_LATENCY_PARTS;
+    for (int i = 0; i < out->parts; i++) {
+        size_t a, b;
+        rl_split(iters, 1, i, out->parts, &a, &b);
+        double seconds;
+        RL_TRY(walk(m, &at, b - a, poll, poll_arg, &polled, &seconds, err));
+        out->seconds += seconds;
+        out->part_ns[i] = seconds * 1e9 / (double)(b - a);
     }
     out->nodes = n;
     out->ns = out->seconds * 1e9 / (double)iters;

@@ -9,9 +9,12 @@
 #include "base/threads.h"
 #include "probe/bandwidth.h"
 
+#define RL_LATENCY_PARTS 5
 typedef struct rl_latency_result {
     size_t nodes; // of the cycle: size / stride
     double seconds, ns;
+    int parts; // the walk is timed in so many stretches, for the spread
+    double part_ns[RL_LATENCY_PARTS];
     size_t end; // node where the walk ended: proof that it was made
 } rl_latency_result;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine is and how fast its memory reads, as plain dicts; python/rooflm/_machine.py makes them readable.
+// What the machine is and how fast its memory reads, as plain dicts; python/rooflm/device makes them readable.
 #include "py/machine.h"
 
 #include <errno.h>
@@ -259,15 +259,20 @@ static PyObject *isa_info(PyObject *m, PyObject *args) {
     return result;
 }
 
-static PyObject *result_dict(const rl_read_result *r, int threads) {
-    PyObject *passes = PyList_New(r->passes);
-    for (int i = 0; passes && i < r->passes; i++) {
-        PyObject *o = PyFloat_FromDouble(r->seconds[i]);
+static PyObject *float_list(const double *v, int n) {
+    PyObject *list = PyList_New(n);
+    for (int i = 0; list && i < n; i++) {
+        PyObject *o = PyFloat_FromDouble(v[i]);
         if (!o)
-            Py_CLEAR(passes);
+            Py_CLEAR(list);
         else
-            PyList_SET_ITEM(passes, i, o);
+            PyList_SET_ITEM(list, i, o);
     }
+    return list;
+}
+
+static PyObject *result_dict(const rl_read_result *r, int threads) {
+    PyObject *passes = float_list(r->seconds, r->passes);
     if (!passes) return NULL;
     return Py_BuildValue("{s:d,s:d,s:K,s:N,s:i,s:z,s:K}", "gbs", r->gbs, "median_s", r->median_s, "bytes",
                          (unsigned long long)r->bytes, "passes_s", passes, "threads", threads, "kernel",
@@ -407,7 +412,8 @@ PyDoc_STRVAR(
     "random_latency(size, stride=64, iters=1000000, *, huge=True, random=True, seed=0)\n--\n\n"
     "Nanoseconds per access when each waits for the last: a walk of `iters` steps along one cycle through all\n"
     "of `size` bytes, one node per `stride`. random=False walks them in order. Returns a dict: ns, seconds,\n"
-    "nodes, huge_bytes, end. A stride of 4096 visits a page per step, so that it measures the TLB too, and the\n"
+    "parts_ns (of five equal stretches of the walk), nodes, huge_bytes, end. A stride of 4096 visits a page per step, "
+    "so that it measures the TLB too, and the\n"
     "nodes compete for few sets of each cache.");
 
 static PyObject *random_latency(PyObject *m, PyObject *args, PyObject *kw) {
@@ -438,8 +444,10 @@ static PyObject *random_latency(PyObject *m, PyObject *args, PyObject *kw) {
     rl_probe_memory_free(&mem);
     PyEval_RestoreThread(c.saved);
     if (rc != RL_OK) return raise_unless_pending(&c, &err);
-    return Py_BuildValue("{s:d,s:d,s:n,s:n,s:n}", "ns", r.ns, "seconds", r.seconds, "nodes", (Py_ssize_t)r.nodes,
-                         "huge_bytes", (Py_ssize_t)huge_bytes, "end", (Py_ssize_t)r.end);
+    PyObject *parts = float_list(r.part_ns, r.parts);
+    if (!parts) return NULL;
+    return Py_BuildValue("{s:d,s:d,s:N,s:n,s:n,s:n}", "ns", r.ns, "seconds", r.seconds, "parts_ns", parts, "nodes",
+                         (Py_ssize_t)r.nodes, "huge_bytes", (Py_ssize_t)huge_bytes, "end", (Py_ssize_t)r.end);
 }
 
 static PyObject *core_clock(PyObject *m, PyObject *args) {

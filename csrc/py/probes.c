@@ -70,9 +70,9 @@ static PyObject *counter_open(PyObject *m, PyObject *args) {
     (void)m;
     unsigned type;
     unsigned long long config;
-    int tid;
-    if (!PyArg_ParseTuple(args, "IKi:_counter_open", &type, &config, &tid)) return NULL;
-    return PyLong_FromLong(rl_counter_open(type, config, tid));
+    int tid, kernel;
+    if (!PyArg_ParseTuple(args, "IKip:_counter_open", &type, &config, &tid, &kernel)) return NULL;
+    return PyLong_FromLong(rl_counter_open(type, config, tid, kernel));
 }
 
 static PyObject *counter_run(PyObject *m, PyObject *args) {
@@ -99,7 +99,8 @@ static PyMethodDef methods[] = {
      "Multiply-adds per second by (isa, kind), each measured for that long on so many threads at once."},
     {"_copy", copy, METH_VARARGS, "_copy(kernel, to, source, /)\n--\n\nCopies the bytes by the copy kernel named."},
     {"_counter_open", counter_open, METH_VARARGS,
-     "_counter_open(type, config, tid, /)\n--\n\nA stopped counter of perf_event_open(2): a descriptor, or -errno."},
+     "_counter_open(type, config, tid, kernel, /)\n--\n\nA stopped counter of perf_event_open(2): a descriptor, or "
+     "-errno."},
     {"_counter_run", counter_run, METH_VARARGS,
      "_counter_run(fd, on, /)\n--\n\nStarts or stops a counter: 0 or -errno."},
     {"_counter_read", counter_read, METH_VARARGS,

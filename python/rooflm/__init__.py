@@ -47,7 +47,12 @@ _LAZY = {
     "explain": "rooflm.measuring.explain",
     "load_times": "rooflm.measuring.loading",
     "synth": "rooflm._synth",
-    "machine": "rooflm._machine",
+    "machine": "rooflm.device.machine",
+    "latency_ladder": "rooflm.device.latency",
+    "memory_bandwidth": "rooflm.device.measure",
+    "random_latency": "rooflm.device.latency",
+    "roofline": "rooflm.device.roofline",
+    "stride_ladder": "rooflm.device.latency",
     "doctor": "rooflm.diagnosis.doctor",
     "compare": "rooflm.quantization.compare",
     "Comparison": "rooflm.quantization.compare",
@@ -79,7 +84,10 @@ if _TYPE_CHECKING:
     from rooflm.measuring.roofs import ceiling, whatif
     from rooflm.measuring.sizes import bytes_per_token, kv_size
     from rooflm._synth import synth
-    from rooflm._machine import machine
+    from rooflm.device.latency import latency_ladder, random_latency, stride_ladder
+    from rooflm.device.machine import machine
+    from rooflm.device.measure import memory_bandwidth
+    from rooflm.device.roofline import roofline
     from rooflm.diagnosis.doctor import doctor
     from rooflm.diagnosis.health import health
     from rooflm.diagnosis.soak import soak
@@ -125,13 +133,18 @@ __all__ = [
     "imatrix",
     "kernels",
     "kv_size",
+    "latency_ladder",
     "linear",
     "load_times",
     "machine",
+    "memory_bandwidth",
     "perplexity",
     "sensitivity",
     "soak",
     "quantize",
+    "random_latency",
+    "roofline",
+    "stride_ladder",
     "synth",
     "whatif",
     "zip_grid",

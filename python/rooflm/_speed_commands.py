@@ -33,17 +33,6 @@ def kernels(args: argparse.Namespace) -> int:
     return 0
 
 
-def machine(args: argparse.Namespace) -> int:
-    import rooflm
-
-    facts = rooflm.machine(measure=args.measure)
-    if args.json:
-        emit(facts)
-    else:
-        print(facts)
-    return 0
-
-
 def demo(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import FetchError

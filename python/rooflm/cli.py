@@ -80,9 +80,6 @@ def build_parser() -> argparse.ArgumentParser:
     p = command("kernels", "_speed_commands", "the kernels of this build: which can run here, which are chosen and why")
     p.add_argument("--all", action="store_true", help="those that are not chosen, too")
 
-    p = command("machine", "_speed_commands", "what this machine is; with --measure, what its memory does")
-    p.add_argument("--measure", action="store_true", help="load the machine for some seconds to measure it")
-
     p = command("demo", "_speed_commands", "fetch SmolLM2, generate, and show the speed beside the memory roof")
     p.add_argument("-n", type=positive, default=64, metavar="TOKENS", help="tokens to generate (default 64)")
     p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")

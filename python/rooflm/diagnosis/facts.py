@@ -15,7 +15,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._kernels import TIERS, kernels
-from rooflm._machine import machine
+from rooflm.device.machine import machine
 from rooflm._pages import resident_share
 from rooflm.device.files import Files
 from rooflm.device.sampler import Sampler

@@ -149,7 +149,7 @@ def health(
     decode_tps (over all tokens but the first), ceiling_tps, share, token_times_s, temperature and load of others.
     """
     from rooflm import __version__
-    from rooflm._machine import machine
+    from rooflm.device.machine import machine
     from rooflm.device.sampler import Sampler
 
     if size not in SIZES:

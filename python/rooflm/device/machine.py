@@ -5,16 +5,27 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from html import escape
 from pathlib import Path
-from typing import Any, Callable, Optional
+from statistics import median as _median
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._optional import axes
 from rooflm.device.files import Files
+from rooflm.device.kept import keep, kept
+from rooflm.device.latency import Ladder
+from rooflm.device.sensors import Sensors
+from rooflm.device.sizes import size_text
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SCHEMA = 2
 
 # (implementer, part) of /proc/cpuinfo on AArch64, where there is no model name.
 ARM_PARTS = {
@@ -45,6 +56,19 @@ class Machine(dict[str, Any]):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self})
 
+    def plot(self, ax: Optional[Axes] = None, *, kind: str = "latency") -> Axes:
+        """What was measured. kind "latency": the ladder over working sets; "strides": over strides; "read": bandwidth
+        by number of threads and kind of pages, and per cache level."""
+        measured = self["measured"]
+        if not measured:
+            raise ValueError(f"nothing to plot: {self['not_measured']}")
+        if kind in ("latency", "strides"):
+            ladder = measured[kind]
+            return Ladder(ladder["records"], ladder["by"], ladder["capped"]).plot(ax)
+        if kind != "read":
+            raise ValueError(f"kind={kind!r}: must be 'latency', 'strides' or 'read'")
+        return _read_plot(measured["read"], ax)
+
     def __repr__(self) -> str:
         rows = _rows(self)
         width = max(len(k) for k, _ in rows)
@@ -59,13 +83,18 @@ class Machine(dict[str, Any]):
         )
 
 
-def _size(n: Optional[int]) -> str:
-    if n is None:
-        return "unknown"
-    for unit, step in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
-        if n >= step:
-            return f"{n / step:.4g} {unit}"
-    return f"{n} bytes"
+def _read_plot(read: list[dict[str, Any]], ax: Optional[Axes]) -> Axes:
+    ax = axes(ax, figsize=(8, 0.8 + 0.4 * len(read)))
+    names = [f"{r['where']}, {r['threads']} thread(s), {r['pages']} pages" for r in read]
+    rates = [[r["size_bytes"] / s for s in r["passes_s"]] for r in read]
+    # Passes over a cache go over it many times: their rates are scaled so that the median is the bandwidth.
+    spread = [(r["gbs"] * (1 - min(x) / _median(x)), r["gbs"] * (max(x) / _median(x) - 1)) for r, x in zip(read, rates)]
+    ax.barh(range(len(read)), [r["gbs"] for r in read], xerr=list(zip(*spread)), capsize=3)
+    ax.set_yticks(range(len(read)), names, fontsize="small")
+    ax.invert_yaxis()
+    ax.set(xlabel="GB/s", ylabel="read")
+    ax.set_title(f"Read bandwidth, median and range of n = {len(read[0]['passes_s'])} passes", fontsize="medium")
+    return ax
 
 
 def _class_text(c: dict[str, Any]) -> str:
@@ -80,9 +109,9 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
     if len(m["classes"]) > 1:
         cores += ": " + ", ".join(_class_text(c) for c in m["classes"])
     limits = [f"{m['cgroup']['quota']:g} CPUs"] if m["cgroup"]["quota"] else []
-    limits += [_size(m["cgroup"]["memory_limit_bytes"])] if m["cgroup"]["memory_limit_bytes"] else []
+    limits += [size_text(m["cgroup"]["memory_limit_bytes"])] if m["cgroup"]["memory_limit_bytes"] else []
     caches = [
-        f"L{c['level']}{'' if c['type'] == 'Unified' else c['type'][0].lower()} {_size(c['size_bytes'])}"
+        f"L{c['level']}{'' if c['type'] == 'Unified' else c['type'][0].lower()} {size_text(c['size_bytes'])}"
         + (f" x {c['count']}" if c["count"] > 1 else "")
         for c in m["caches"]
     ]
@@ -94,24 +123,40 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         ("cpus", cores),
         ("threads", f"{m['default_threads']} by default ({m['default_threads_reason']})"),
         ("caches", ", ".join(caches)),
-        ("memory", f"{_size(m['memory_bytes'])}, {_size(m['memory_available_bytes'])} available"),
+        ("memory", f"{size_text(m['memory_bytes'])}, {size_text(m['memory_available_bytes'])} available"),
         (
             "pages",
-            f"{_size(m['page_bytes'])}, huge {_size(huge['size_bytes'])} ({huge['transparent'] or 'none'})",
+            f"{size_text(m['page_bytes'])}, huge {size_text(huge['size_bytes'])} ({huge['transparent'] or 'none'})",
         ),
         ("limits", ", ".join(limits)),
         ("system", ", ".join(filter(None, (m["os"], m["kernel"], m["libc"])))),
     ]
-    for r in m["measured"]["read"] if m["measured"] else ():
-        name = f"read {r['where']}" + ("" if r["where"] == "memory" else " per core")
-        rows.append(
-            (name, f"{r['gbs']:.1f} GB/s, {r['threads']} thread(s), {r['pages']} pages, {r['kernel']}")
-        )
-    if m["measured"]:
-        c = m["measured"]["copy"]
-        rows.append(("copy memory", f"{c['gbs']:.1f} GB/s read plus written, {c['threads']} thread(s)"))
-        rows.append(("clock", f"{m['measured']['clock_ghz']:.2f} GHz"))
+    clocks = [f"{p['governor']} {p['min_mhz']:g} to {p['limit_mhz']:g} MHz" for p in m["cpufreq"]
+              if None not in (p["governor"], p["min_mhz"], p["limit_mhz"])]  # fmt: skip
+    rows.append(("governor", ", ".join(dict.fromkeys(clocks))))
+    rows.append(("firmware", " ".join(filter(None, m["firmware"].values()))))
+    rows.append(("sensors", ", ".join(f"{len(names)} {kind}" for kind, names in m["sensors"]["found"].items())))
+    rows += _measured_rows(m["measured"]) if m["measured"] else [("measured", m["not_measured"])]
     return [(k, v) for k, v in rows if v]
+
+
+def _measured_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("measured", f"{measured['date']}, in {measured['took_s']:.0f} s")]
+    for r in measured["read"]:
+        name = f"read {r['where']}" + ("" if r["where"] == "memory" else " per core")
+        text = f"{r['gbs']:.1f} GB/s, {r['threads']} thread(s), {r['pages']} pages, {r['kernel']}"
+        rows.append((name, text))
+    for c in measured["copy"]:
+        rows.append((f"copy, {c['how']}", f"{c['gbs']:.1f} GB/s, {c['threads']} thread(s); counted: {c['counts']}"))
+    for p in measured["peak"]:
+        rows.append((f"peak {p['isa']} {p['kind']}", f"{p['gops']:.0f} G operations/s, {p['threads']} thread(s)"))
+    walks = measured["latency"]["records"]
+    for r in walks:
+        if r["size_bytes"] == max(w["size_bytes"] for w in walks):
+            rows.append((f"latency, {r['order']}", f"{r['ns']:.1f} ns over {size_text(r['size_bytes'])}, "
+                         f"{r['pages']} pages of {size_text(r['page_bytes'])}"))  # fmt: skip
+    rows.append(("clock", f"{measured['clock_ghz']:.2f} GHz"))
+    return rows
 
 
 def _cpu_name(files: Files) -> Optional[str]:
@@ -187,45 +232,63 @@ def _libc() -> Optional[str]:
     return "musl" if loaders else None
 
 
-def _measure(m: dict[str, Any], progress: Optional[Callable[[str], None]]) -> dict[str, Any]:
-    def say(text: str) -> None:
-        if progress:
-            progress(text)
-
-    most = m["default_threads"]
-    last = max((c["size_bytes"] for c in m["caches"]), default=32 << 20)
-    room = (m["memory_available_bytes"] or 1 << 30) // 8
-    size = min(max(256 << 20, 4 * last), max(room, 16 << 20))
-    counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < most), most})
-    read = []
-    for huge in (True, False):
-        for n in counts:
-            say(f"read {_size(size)}, {n} thread(s), {'huge' if huge else 'small'} pages")
-            r = _core.memory_bandwidth(size, threads=n, huge=huge, passes=5)
-            pages = (
-                "small" if not huge else "huge" if r["huge_bytes"] >= 0.9 * size else "small (huge refused)"
-            )
-            read.append(_read_record("memory", size, pages, r))
-    for c in m["caches"]:
-        if c["type"] == "Instruction":
-            continue
-        part = c["size_bytes"] // 2
-        say(f"read L{c['level']}")
-        r = _core.memory_bandwidth(part, threads=1, repeat=max(2, (64 << 20) // part), passes=5)
-        pages = "huge" if r["huge_bytes"] >= 0.9 * part else "small"
-        read.append(_read_record(f"L{c['level']}", part, pages, r))
-    say("copy")
-    copy = _core.memory_bandwidth(size, threads=most, copy="plain")
+def _firmware(files: Files) -> dict[str, Optional[str]]:
+    """Who made what the board boots from, its version and date: BIOS or UEFI, or Android's build."""
+    dmi = "sys/class/dmi/id/"
+    build = _android_build() if files.here else {}
     return {
-        "read": read,
-        "copy": {"gbs": copy["gbs"], "threads": most, "bytes": copy["bytes"], "counts": "read plus written"},
-        "clock_ghz": _core.core_clock(5.0),
+        "vendor": files.text(dmi + "bios_vendor") or build.get("ro.product.manufacturer"),
+        "version": files.text(dmi + "bios_version") or build.get("ro.build.display.id"),
+        "date": files.text(dmi + "bios_date") or build.get("ro.build.version.security_patch"),
     }
 
 
-def _read_record(where: str, size: int, pages: str, r: dict[str, Any]) -> dict[str, Any]:
-    return {"where": where, "size_bytes": size, "threads": r["threads"], "pages": pages, "gbs": r["gbs"],
-            "kernel": r["kernel"], "passes_s": r["passes_s"]}  # fmt: skip
+def _android_build() -> dict[str, str]:
+    """What getprop says, on Android only."""
+    tool = shutil.which("getprop")
+    if not tool or not os.path.isdir("/system"):
+        return {}
+    names = ("ro.product.manufacturer", "ro.product.model", "ro.build.display.id", "ro.build.version.security_patch")
+    out = {}
+    for name in names:
+        said = subprocess.run([tool, name], capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+        if said:
+            out[name] = said
+    return out
+
+
+def _cpufreq(files: Files) -> list[dict[str, Any]]:
+    """One entry per policy: the CPUs that share a clock, its governor, and its limits in MHz."""
+    base = "sys/devices/system/cpu/cpufreq/"
+    out = []
+    for name in files.names(base):
+        if not name.startswith("policy"):
+            continue
+
+        def mhz(key: str, at: str = base + name) -> Optional[float]:
+            khz = files.integer(f"{at}/{key}")
+            return None if khz is None else khz / 1e3
+
+        out.append(
+            {
+                "cpus": [int(c) for c in (files.text(f"{base}{name}/related_cpus") or "").split() if c.isdigit()],
+                "governor": files.text(f"{base}{name}/scaling_governor"),
+                "driver": files.text(f"{base}{name}/scaling_driver"),
+                "min_mhz": mhz("cpuinfo_min_freq"),
+                "max_mhz": mhz("cpuinfo_max_freq"),
+                "limit_mhz": mhz("scaling_max_freq"),
+                "now_mhz": mhz("scaling_cur_freq"),
+            }
+        )
+    return out
+
+
+def _sensors(files: Files) -> dict[str, Any]:
+    sensors = Sensors(files.root)
+    found: dict[str, list[str]] = {}
+    for s in sensors.found:
+        found.setdefault(s.kind, []).append(s.name)
+    return {"found": found, "unavailable": sensors.unavailable, "passive_trip_c": sensors.passive_trip_c()}
 
 
 @checked_keywords
@@ -234,9 +297,14 @@ def machine(
 ) -> Machine:
     """What this machine is, as a dict with attributes.
 
-    Reads /proc and /sys only; measure=True also loads the machine for some seconds: read bandwidth of memory by number
-    of threads, in huge and small pages, of each cache by one core, copy bandwidth, and the clock. Bandwidths are in
-    GB/s (1e9 bytes), medians of 5 passes with the best read kernel, which is named.
+    Reads /proc and /sys only; measure=True also loads the machine, for some twenty seconds: read bandwidth of memory by
+    number of threads, in huge and small pages, of each cache by one core, copy bandwidth with plain and with streaming
+    stores, the ladder of latencies from 4 KB to 1 GB (capped by memory) and over strides, integer and float peaks of
+    each tier, and the clock. Bandwidths are in GB/s (1e9 bytes), medians of 5 passes with the best kernel, named.
+
+    A measurement is kept (rooflm.device.kept) and shown as `measured`, with its date, by later calls, while the
+    processor, tier, CPUs, kernel, governors, memory and version of the library are the same, and for 30 days; else
+    `measured` is None and `not_measured` says why.
 
     root: another directory to read instead of / (a copy of /proc and /sys). progress: called with a line of text before
     each measurement.
@@ -256,7 +324,8 @@ def machine(
     m = Machine(
         schema=SCHEMA,
         cpu=_cpu_name(files) or (platform.processor() or None if here else None),
-        board=files.text("proc/device-tree/model") or files.text("sys/class/dmi/id/product_name"),
+        board=files.text("proc/device-tree/model") or files.text("sys/class/dmi/id/product_name")
+        or (_android_build().get("ro.product.model") if here else None),
         isa=_core._isa() if here else None,
         n_cpus=cpus["n"],
         n_present=cpus["n_present"],
@@ -280,8 +349,17 @@ def machine(
         arch=platform.machine() if here else None,
         libc=_libc() if here else None,
         python=platform.python_version(),
+        cpufreq=_cpufreq(files),
+        firmware=_firmware(files),
+        sensors=_sensors(files),
         measured=None,
+        not_measured="of another machine" if not here else "",
     )
     if measure:
-        m["measured"] = _measure(m, progress)
+        from rooflm.device.measure import measure as measure_all
+
+        m["measured"] = measure_all(m, progress)
+        m["not_kept"] = keep(m, m["measured"])
+    elif here:
+        m["measured"], m["not_measured"] = kept(m)
     return m
