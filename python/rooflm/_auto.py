@@ -67,7 +67,7 @@ def core_gbs() -> float:
     given = os.environ.get("ROOFLM_CORE_GBS")
     if given:
         return float(given)
-    from rooflm._machine import machine
+    from rooflm.device.machine import machine
 
     m = machine()
     caches = [c["bytes"] for c in m["caches"] if c.get("bytes")]
@@ -124,7 +124,7 @@ def decide(pairs: Iterable[tuple[str, int]], isa: Optional[str] = None) -> dict[
 
 def _key(isa: Optional[str]) -> str:
     from rooflm import __version__
-    from rooflm._machine import machine
+    from rooflm.device.machine import machine
 
     given, tier = os.environ.get("ROOFLM_CORE_GBS") or "", _core._isa(isa)["in_use"]
     m = machine()
