@@ -64,9 +64,11 @@ _LAZY = {
     "soak": "rooflm.diagnosis.soak",
     "sensitivity": "rooflm.quantization.sensitivity",
     "Sensitivity": "rooflm.quantization.sensitivity",
+    "compare_layers": "rooflm.quantization.layers",
 }
 
 if _TYPE_CHECKING:
+    from rooflm.quantization.layers import compare_layers
     from rooflm.quantization.sensitivity import Sensitivity, sensitivity
     from rooflm.quantization.budget import ErrorBudget, error_budget
     from rooflm.quantization.claims import check_claims
@@ -123,6 +125,7 @@ __all__ = [
     "ceiling",
     "check_claims",
     "compare",
+    "compare_layers",
     "diff_files",
     "doctor",
     "error_budget",
@@ -139,11 +142,11 @@ __all__ = [
     "machine",
     "memory_bandwidth",
     "perplexity",
-    "sensitivity",
-    "soak",
     "quantize",
     "random_latency",
     "roofline",
+    "sensitivity",
+    "soak",
     "stride_ladder",
     "synth",
     "whatif",
