@@ -136,7 +136,7 @@ def fresh(obj, stamp, line):
 
 
 def numpy_include():
-    """NumPy's headers, or None: of the NumPy that can be imported, else of the one that is installed where this will be.
+    """NumPy's headers, or None: of the NumPy that can be imported, else of the one installed where this will be.
 
     pip hides the latter from an isolated build. Where it comes from the system's own packages and PyPI has no wheel of
     it, as on Termux, building against it is what saves compiling NumPy.

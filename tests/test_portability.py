@@ -199,7 +199,8 @@ from setuptools import build_meta
 sys.modules["numpy"] = None
 real = sysconfig.get_path
 sysconfig.get_path = lambda name, *a, **kw: {str(tmp_path)!r} if name == "platlib" else real(name, *a, **kw)
-print(build_meta.get_requires_for_build_wheel({{"--global-option": ["--quiet", "egg_info", "--egg-base", {str(tmp_path)!r}]}}))
+options = ["--quiet", "egg_info", "--egg-base", {str(tmp_path)!r}]
+print(build_meta.get_requires_for_build_wheel({{"--global-option": options}}))
 """
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr

@@ -7,7 +7,6 @@ A row kernel and a tile against the exact path, and a whole tiny model against t
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,8 @@ def main() -> None:
         near = rooflm.linear(x[:rows], weight, compute="int8")
         assert np.abs(near - want[:rows]).max() < 0.05 * np.abs(want).max()
     isa = rooflm.kernels().isa
-    print(f"{Path(_core.__file__).name}: {platform.machine()}, Python {sys.version.split()[0]}, {isa}, error {error:.1e}")
+    where = f"{platform.machine()}, Python {platform.python_version()}"
+    print(f"{Path(_core.__file__).name}: {where}, {isa}, error {error:.1e}")
 
 
 if __name__ == "__main__":

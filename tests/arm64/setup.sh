@@ -43,8 +43,8 @@ APT_CONFIG=$apt/apt.conf apt-get update -qq
 APT_CONFIG=$apt/apt.conf apt-get install -y -qq --download-only python3.11 libpython3.11-dev libstdc++6 libgomp1 musl-dev
 for deb in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$deb" "$sysroot"; done
 rm -rf "$apt"
-# musl's headers of both architectures, for test_portability.py.
-(cd "$sysroot" && apt-get download -qq musl-dev && dpkg-deb -x musl-dev_*.deb . && rm musl-dev_*.deb)
+# musl of both architectures, for test_portability.py and test_wheels.py.
+(cd "$sysroot" && apt-get download -qq musl musl-dev && for deb in musl*.deb; do dpkg-deb -x "$deb" .; done && rm musl*.deb)
 
 # Host byte code serves the guest: the same version, and far faster than compiling under emulation.
 host=$(command -v python3.11 || true)
