@@ -41,10 +41,11 @@ def run(*command: object, **env: str) -> str:
 
 def unpacked(platform: str, folder: Path) -> Path:
     """Installed by pip as on such a machine; pip refuses a wheel whose tags do not fit. Returns the extension."""
-    of_python = re.search(r"-cp3(\d+)-", wheel(platform).name)
-    assert of_python
+    found = re.search(r"-cp3(\d+)-", wheel(platform).name)
+    assert found
+    for_python = ["--python-version", f"3.{found[1]}", "--implementation", "cp", "--only-binary=:all:"]
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "--platform", platform,
-        "--python-version", f"3.{of_python[1]}", "--implementation", "cp", "--only-binary=:all:", wheel(platform))  # fmt: skip
+        *for_python, wheel(platform))  # fmt: skip
     (core,) = (folder / "rooflm").glob("_core*.so")
     return core
 
