@@ -69,7 +69,7 @@ def _buffered(path: str) -> dict[str, Any]:
     with open(path, "rb", buffering=0) as f:
         size = f.seek(0, 2)
         f.seek(0)
-        memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not shared, the default
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         view = memoryview(memory)

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +71,8 @@ class RecordFile:
                 errno.EEXIST, "exists already: resume=True goes on with it, or choose another name", self.path
             ) from None
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file: records cannot be kept there", self.path)
             self._lock()
             self.records = read_records(self.path)
             self._end = self._whole_lines()
