@@ -65,9 +65,12 @@ _LAZY = {
     "sensitivity": "rooflm.quantization.sensitivity",
     "Sensitivity": "rooflm.quantization.sensitivity",
     "compare_layers": "rooflm.quantization.layers",
+    "evaluate": "rooflm.quantization.tasks",
+    "Evaluation": "rooflm.quantization.tasks",
 }
 
 if _TYPE_CHECKING:
+    from rooflm.quantization.tasks import Evaluation, evaluate
     from rooflm.quantization.layers import compare_layers
     from rooflm.quantization.sensitivity import Sensitivity, sensitivity
     from rooflm.quantization.budget import ErrorBudget, error_budget
@@ -103,6 +106,7 @@ __all__ = [
     "ContextFull",
     "Error",
     "ErrorBudget",
+    "Evaluation",
     "FallbackWarning",
     "FetchError",
     "FormatError",
@@ -129,6 +133,7 @@ __all__ = [
     "diff_files",
     "doctor",
     "error_budget",
+    "evaluate",
     "explain",
     "fetch",
     "forecast",

@@ -53,6 +53,17 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no swap after so many seconds")
     _threads(p)
 
+    p = command("evaluate", WHERE, "the same tasks on several models: choices by likelihood, texts side by side")
+    p.add_argument("models", nargs="+", metavar="MODEL", help="the first is the reference")
+    p.add_argument(
+        "--items", metavar="FILE", help="JSONL with prompt, and choices and answer; default: the bundled set"
+    )
+    p.add_argument("--domains", metavar="A,B", help="only these, such as arithmetic,code,facts,format")
+    p.add_argument("--limit", type=positive, help="at most so many items of each domain")
+    p.add_argument("-n", type=positive, default=64, metavar="TOKENS", help="most tokens of a text (default 64)")
+    p.add_argument("--chat", action="store_true", help="through the chat template")
+    session_arguments(p, "auto", "f16")
+
 
 def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:
     p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")

@@ -111,3 +111,31 @@ def sensitivity(args: argparse.Namespace) -> int:
     else:
         print(result)
     return 0
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.evaluate(
+        [{"model": resolve_model(m)} for m in args.models],
+        Path(args.items) if args.items else None,
+        domains=args.domains.split(",") if args.domains else None,
+        limit=args.limit,
+        max_tokens=args.n,
+        chat=args.chat,
+        compute=args.compute,
+        kv=args.kv,
+        n_threads=args.threads,
+        progress=False if args.json else None,
+    )
+    if args.json:
+        emit(result.to_dict())
+        return 0
+    print(result)
+    for row in result.side_by_side():
+        print(f"\n{row['id']}: {row['prompt']}")
+        for name, text in row["texts"].items():
+            differs = row["against_first"].get(name, {}).get("first_token")
+            print(f"  {name}{'' if differs is None else f' (differs from token {differs} on)'}: {text!r}")
+    return 0
