@@ -55,7 +55,8 @@ def main() -> None:
     n = len(ratios)
     half = 0.98 * n**0.5  # ranks of the interval: n/2 +- 1.96 sqrt(n)/2
     low, high = ratios[max(0, int(n / 2 - half))], ratios[min(n - 1, int(n / 2 + half))]
-    print(f"{model.gguf.path}, {threads} threads, {events} events per token, {1e3 * statistics.median(plain_s):.3f} ms per token")
+    median_ms = 1e3 * statistics.median(plain_s)
+    print(f"{model.gguf.path}, {threads} threads, {events} events per token, {median_ms:.3f} ms per token")
     print(f"traced / untraced {statistics.median(ratios):.4f}, 95 % interval [{low:.4f}, {high:.4f}], n = {n} rounds")
 
 

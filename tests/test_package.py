@@ -74,9 +74,20 @@ def test_documentation_points_to_files_that_exist():
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/loading.md", "docs/session.md", "docs/tokenizers.md"])
-def test_examples_of_the_documentation_run_as_written(page, smollm2):
+PAGES = [
+    "README.md",
+    "docs/loading.md",
+    "docs/machine.md",
+    "docs/session.md",
+    "docs/tokenizers.md",
+    "docs/tracing.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_the_documentation_run_as_written(page, smollm2, tmp_path, monkeypatch):
     """Pasted one after the other, as a reader would."""
+    monkeypatch.chdir(tmp_path)  # some write files
     examples = re.findall(r"^```python\n(.+?)^```", (ROOT / page).read_text(), re.M | re.S)
     assert examples
     names: dict[str, object] = {}

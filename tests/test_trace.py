@@ -336,3 +336,34 @@ def test_pictures():
         tr.plot(kind="pie")
     with pytest.raises(TypeError, match="did you mean 'phase'"):
         tr.plot(phases="decode")
+
+
+def test_commands_write_and_print_traces(tmp_path, capsys):
+    from rooflm import cli
+
+    path = str(golden("llama").path)
+    chrome, picture = tmp_path / "c.json", tmp_path / "p.png"
+    args = ["trace", path, "--prompt", "40", "--gen", "3", "--threads", "1", "--chrome", str(chrome)]
+    assert cli.main([*args, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["by_op"]["decode"][0]["calls"] >= 3 and record["dropped"] == 0
+    assert json.loads(chrome.read_text())["traceEvents"]
+    pytest.importorskip("matplotlib").use("Agg")
+    assert cli.main([*args, "--plot", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert "prefill: " in said and "effective TOPS" in said and "roofs: " in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_running_and_chatting_can_be_traced(smollm2, tmp_path, monkeypatch, capsys):
+    import io
+
+    from rooflm import cli
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+    assert cli.main(["chat", str(smollm2), "-n", "2", "--trace", str(tmp_path / "t.json")]) == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {e["name"] for e in events if e.get("cat") == "stages"} == set(STAGES)
+    assert any(e["name"] == "qkv" for e in events)
+    assert cli.main(["run", str(smollm2), "-p", "Hi", "-n", "1", "--trace", str(tmp_path / "no" / "t.json")]) == 1
+    assert "No such file" in capsys.readouterr().err

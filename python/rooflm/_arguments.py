@@ -73,6 +73,7 @@ def generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
     p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
     p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
     p.add_argument("--stats", action="store_true", help="a closing line with the speeds on standard error")
+    p.add_argument("--trace", metavar="FILE", help="write operations and stages for ui.perfetto.dev")
 
 
 def text_arguments(p: argparse.ArgumentParser) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Iterator, Optional
 
 from rooflm._output import emit, megabytes, show, table
+
+TRACE_CAPACITY = 1 << 20  # operations; some 270 for a token of a model with 30 layers
 
 
 class UsageError(Exception):
@@ -185,13 +188,29 @@ def _say_when_full(generation: Any, session: Any) -> None:
               file=sys.stderr)  # fmt: skip
 
 
+@contextmanager
+def traced(session: Any, path: Optional[str]) -> Iterator[None]:
+    """Traces the block and writes the file, however the block ends; nothing without a path."""
+    if path is None:
+        yield
+        return
+    trace = session.trace(capacity=TRACE_CAPACITY)
+    try:
+        with trace:
+            yield
+    finally:
+        trace.to_chrome(path)
+        if trace.dropped:
+            print(f"rooflm: the trace is full: {trace.dropped} later operations are not in {path}", file=sys.stderr)
+
+
 def run(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
 
     prompt = _text_argument(args)
     model = rooflm.Model(resolve_model(args.model))
-    with model.session(**session_options(args)) as session:
+    with model.session(**session_options(args)) as session, traced(session, args.trace):
         generation = session.generate(
             prompt, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop, special=args.special
         )
@@ -211,18 +230,20 @@ def run(args: argparse.Namespace) -> int:
 def chat(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
+    from rooflm.tracing import stage
 
     if args.json and args.prompt is None:
         raise UsageError("chat --json answers one message: give it by -p")
     model = rooflm.Model(resolve_model(args.model))
     messages: list[dict[str, str]] = [{"role": "system", "content": args.system}] if args.system else []
-    with model.session(**session_options(args)) as session:
+    with model.session(**session_options(args)) as session, traced(session, args.trace):
         while True:
             if args.prompt is not None:
                 said = _argument_text(args.prompt)
             else:
                 try:
-                    said = input("> " if sys.stdin.isatty() else "")
+                    with stage(session, "input"):
+                        said = input("> " if sys.stdin.isatty() else "")
                 except EOFError:
                     return 0
                 if not said.strip():

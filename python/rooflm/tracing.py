@@ -254,18 +254,22 @@ class Trace:
             raise ValueError(f"kind={kind!r}: must be one of {', '.join(kinds)}")
         return kinds[kind](self, ax, phase)
 
+    def text(self, phase: Optional[str] = None) -> str:
+        """by_op() as a plain table."""
+        return table(*self._shown(phase))
+
     def __repr__(self) -> str:
-        return table(*self._shown())
+        return self.text()
 
     def _repr_html_(self) -> str:
         return html_table(*self._shown())
 
-    def _shown(self) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    def _shown(self, phase: Optional[str] = None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         rows = [
             {"op": r["op"], "calls": r["calls"], "ms": r["time_s"] * 1e3, "waiting ms": r["wait_s"] * 1e3,
              "share": r["share"], "GB/s": r["gbs"] or None, "Gop/s": r["gops"] or None, "bound": r["bound"],
              "of roof": r["roof_share"]}
-            for r in self.by_op()
+            for r in self.by_op(phase)
         ]  # fmt: skip
         return rows, ("op", "calls", "ms", "waiting ms", "share", "GB/s", "Gop/s", "bound", "of roof")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
-from rooflm._arguments import natural, positive
+from rooflm._arguments import MODEL_HELP, natural, positive, session_arguments
 from rooflm.device.sizes import parse_size
 
 
@@ -23,5 +23,13 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("--seed", type=natural, default=0, help="of the random cycle (default 0)")
     p.add_argument("--ladder", action="store_true", help="all sizes from 4 KB to --size instead of --size alone")
     p.add_argument("--plot", metavar="FILE", help="with --ladder, write it as a picture, too")
+
+    p = command("trace", "device.commands", "time by operation beside the limits of memory and arithmetic")
+    p.add_argument("model", help=MODEL_HELP)
+    p.add_argument("--prompt", type=positive, default=256, metavar="TOKENS", help="prompt tokens (default 256)")
+    p.add_argument("--gen", type=positive, default=32, metavar="TOKENS", help="tokens one by one (default 32)")
+    p.add_argument("--chrome", metavar="FILE", help="write it for chrome://tracing or ui.perfetto.dev")
+    p.add_argument("--plot", metavar="FILE", help="write the roofline picture")
+    session_arguments(p, "auto", "f16")
 
     command("sensors", "device.commands", "temperatures, clocks, power and signs of throttling, or why there are none")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subcommands of the device room: machine, randmem, sensors."""
+"""Subcommands of the device room: machine, randmem, trace, sensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import Any, Callable, Optional
 
-from rooflm._output import emit, table
+from rooflm._output import emit, show, table
 from rooflm.device.sizes import size_text
 
 
@@ -76,6 +76,37 @@ def randmem(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     print(f"{size_text(args.size)}, stride {size_text(args.stride)}, {args.iter} steps, {walks[0]['nodes']} nodes")
     print(table(rows, ("order", "pages", "ns", "least", "greatest")))
+    return 0
+
+
+def trace(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    model = rooflm.Model(resolve_model(args.model))
+    ids = np.random.default_rng(0).integers(0, model.n_vocab, args.prompt + args.gen, dtype=np.int32)
+    options = {"kv": args.kv, "compute": args.compute, "n_threads": args.threads}
+    with model.session(n_ctx=len(ids), **options) as session:
+        session.eval(ids[: args.prompt])  # brings the weights in
+        session.rewind(0)
+        with session.trace() as tr:
+            session.eval(ids[: args.prompt])
+            for i in range(args.prompt, len(ids)):
+                session.eval(ids[i : i + 1])
+    if args.chrome:
+        tr.to_chrome(args.chrome)
+    if args.plot:
+        _save(tr.plot(), args.plot)
+    if args.json:
+        emit(tr)
+        return 0
+    for phase in ("prefill", "decode"):
+        print(f"{phase}: {tr.effective_tops(phase):.4f} effective TOPS\n{tr.text(phase)}\n")
+    roofs = tr.roofs
+    peaks = ", ".join(f"{kind} {show(v)}" for kind, v in roofs.gops.items())
+    print(f"roofs: {show(roofs.read_gbs)} GB/s, G operations/s: {peaks}; {roofs.threads} threads, {roofs.isa}")
     return 0
 
 
