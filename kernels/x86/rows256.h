@@ -5,7 +5,7 @@
 //   RL_BITS       8 or 16: int8 or int16 activations
 //   RL_DPBUSD     with VNNI: (acc, unsigned bytes, signed bytes) -> acc
 //   RL_DPWSSD     with VNNI: (acc, words, words) -> acc
-//   RL_OWN_Q4K_Q5K  when these two types have a file of their own
+//   RL_OWN_Q4K_Q5K, RL_OWN_Q4_1  when these types have a file of their own
 //
 // The plan of every kernel: unpack 32 weights to the bytes of one vector, form the integer sums of one scale group
 // (exact), convert, and FMA with block scale * sub-scale * activation scale. What is added per group (minimums, offsets

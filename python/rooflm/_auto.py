@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
@@ -26,13 +27,14 @@ ALIKE = 0.97  # int16 this near to int8 is taken whatever the memory does
 CACHE_BYTES = 128 << 10  # weights of a rate: they stay in the second-level cache
 SECONDS = 3e-4  # of one timing
 TURNS = 5
+READS, REST_S = 4, 0.02  # bandwidth: as many rounds of reads, with a rest between, since neighbours come and go
 
 _lock = threading.Lock()
-_kept: dict[tuple[Optional[str], ...], Rates] = {}  # by what was asked of the process
+_kept: dict[Optional[str], Rates] = {}  # by the bandwidth that was given, if any
 
 
 class Rates:
-    """The rates of one machine and ISA limit: what one core gets from memory while all read, and kernels in a cache."""
+    """The rates of one machine: what one core gets from memory while all read, and kernels in a cache."""
 
     def __init__(self, key: str, core_gbs: float, kernels: dict[str, float], source: str = "") -> None:
         self.key, self.core_gbs, self.kernels, self.source = key, core_gbs, kernels, source
@@ -74,8 +76,12 @@ def core_gbs() -> float:
     size = min(max([64 << 20, *(4 * c for c in caches)]), 256 << 20)
     if m.get("memory_available_bytes"):
         size = min(size, int(m["memory_available_bytes"]) // 8)
-    r = _core.memory_bandwidth(size, passes=5, huge=False)
-    return float(size / min(r["passes_s"]) / 1e9 / r["threads"])
+    best = 0.0
+    for turn in range(READS):
+        time.sleep(REST_S if turn else 0.0)
+        r = _core.memory_bandwidth(size, passes=5, huge=False)
+        best = max(best, size / min(r["passes_s"]) / 1e9 / r["threads"])
+    return best
 
 
 def choose(pairs: Iterable[tuple[str, int]], isa: Optional[str], rates: Rates) -> list[dict[str, Any]]:
@@ -109,10 +115,10 @@ def choose(pairs: Iterable[tuple[str, int]], isa: Optional[str], rates: Rates) -
 def decide(pairs: Iterable[tuple[str, int]], isa: Optional[str] = None) -> dict[str, Any]:
     """The record of a session: {"core_gbs", "source", "matrices"}. Measures what is not known of this machine yet."""
     with _lock:
-        asked = (isa, os.environ.get("ROOFLM_ISA"), os.environ.get("ROOFLM_CORE_GBS"))
-        rates = _kept.get(asked)
+        given = os.environ.get("ROOFLM_CORE_GBS")
+        rates = _kept.get(given)
         if rates is None:
-            rates = _kept[asked] = _load(_key(isa))
+            rates = _kept[given] = _load(_key())
         matrices = choose(sorted(set(pairs)), isa, rates)
         if rates.changed:
             _save(rates)
@@ -122,13 +128,13 @@ def decide(pairs: Iterable[tuple[str, int]], isa: Optional[str] = None) -> dict[
 # ---- kept for the machine ----
 
 
-def _key(isa: Optional[str]) -> str:
+def _key() -> str:
     from rooflm import __version__
     from rooflm.device.machine import machine
 
-    given, tier = os.environ.get("ROOFLM_CORE_GBS") or "", _core._isa(isa)["in_use"]
+    given = os.environ.get("ROOFLM_CORE_GBS") or ""
     m = machine()
-    return "|".join(str(v) for v in (m["cpu"], m["default_threads"], __version__, tier, given))
+    return "|".join(str(v) for v in (m["cpu"], m["default_threads"], __version__, given))
 
 
 def path() -> Path:
