@@ -25,6 +25,8 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it, imported when first asked for: `import rooflm` stays fast.
 _LAZY = {
+    "formats": "rooflm.quantization.formats",
+    "mix": "rooflm.quantization.mixing",
     "IMatrix": "rooflm.quantization.imatrix",
     "imatrix": "rooflm.quantization.imatrix",
     "quantize": "rooflm.quantization.quantize",
@@ -73,6 +75,8 @@ if _TYPE_CHECKING:
     from rooflm.quantization.tasks import Evaluation, evaluate
     from rooflm.quantization.layers import compare_layers
     from rooflm.quantization.sensitivity import Sensitivity, sensitivity
+    from rooflm.quantization.formats import formats
+    from rooflm.quantization.mixing import mix
     from rooflm.quantization.budget import ErrorBudget, error_budget
     from rooflm.quantization.claims import check_claims
     from rooflm.quantization.diff import diff_files
@@ -137,6 +141,7 @@ __all__ = [
     "explain",
     "fetch",
     "forecast",
+    "formats",
     "health",
     "imatrix",
     "kernels",
@@ -146,6 +151,7 @@ __all__ = [
     "load_times",
     "machine",
     "memory_bandwidth",
+    "mix",
     "perplexity",
     "quantize",
     "random_latency",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that make quantizations: quantize, imatrix."""
+"""Commands that make quantizations: quantize, imatrix, formats."""
 
 from __future__ import annotations
 
@@ -31,14 +31,39 @@ def _recipe(args: argparse.Namespace) -> Any:
     return {**own, "base": recipe} if isinstance(recipe, str) else {**own, **recipe}
 
 
+def _mix(args: argparse.Namespace, src: Any) -> Any:
+    """A recipe for a target."""
+    import rooflm
+    from rooflm._commands import UsageError
+
+    if args.tensor:
+        raise UsageError("--tensor goes with a recipe, not with a target")
+    by = json.loads(Path(args.by).read_text(encoding="utf-8")) if args.by else None
+    if isinstance(by, dict) and "rows" in by:
+        by = by["rows"]
+    return rooflm.mix(
+        src,
+        size_bytes=args.size,
+        bits=args.bits,
+        speed_tps=args.speed,
+        by=by,
+        imatrix=args.imatrix,
+        threads=args.threads,
+    )
+
+
 def quantize(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
 
+    src = resolve_model(args.src)
+    mixed = None
+    if args.size or args.bits or args.speed:
+        mixed = _mix(args, src)
     result = rooflm.quantize(
-        resolve_model(args.src),
+        src,
         args.dst,
-        _recipe(args),
+        mixed or _recipe(args),
         imatrix=args.imatrix,
         strict=args.strict,
         threads=args.threads,
@@ -47,14 +72,24 @@ def quantize(args: argparse.Namespace) -> int:
         vocabulary=not args.no_vocabulary,
     )
     if args.json:
-        emit(result.to_dict())
+        emit({**result.to_dict(), "mix": mixed.to_dict() if mixed else None})
         return 0
+    if mixed:
+        print(mixed)
     if args.tensors:
         print(result.table())
     print(result)
-    for row in result.fallbacks:
-        print(f"  {row['tensor']}: {row['given']} instead of {row['asked']}: {row['why']}")
+    for why, rows in _grouped(result.fallbacks).items():
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        print(f"  {rows[0]['tensor']}{more}: {rows[0]['given']} instead of {rows[0]['asked']}, {why}")
     return 0
+
+
+def _grouped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["why"], []).append(row)
+    return groups
 
 
 def imatrix(args: argparse.Namespace) -> int:
@@ -84,5 +119,33 @@ def imatrix(args: argparse.Namespace) -> int:
         emit({**result.to_dict(), "path": args.out})
     else:
         print(result.table())
+        print(result)
+    return 0
+
+
+def formats(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm._commands import UsageError
+    from rooflm.fetching import resolve_model
+
+    what: Any = args.distribution
+    if args.model:
+        tensors = rooflm.GGUF(resolve_model(args.model)).tensors
+        name = args.tensor or next((n for n in tensors if n.endswith("ffn_down.weight")), "ffn_down.weight")
+        if name not in tensors:
+            raise UsageError(f"{args.model} has no tensor {name}")
+        what = tensors[name]
+    result = rooflm.formats(
+        what, cols=args.cols, speed=not args.no_speed, threads=args.threads, model_weights=args.weights
+    )
+    if args.plot:
+        from rooflm._optional import need
+
+        need("matplotlib").use("agg")
+        figure: Any = result.plot().figure
+        figure.savefig(args.plot)
+    if args.json:
+        emit(result.to_dict())
+    else:
         print(result)
     return 0

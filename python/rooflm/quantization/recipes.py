@@ -208,7 +208,10 @@ def resolve(recipe: Recipe, shape: Shape, importance: bool = False) -> tuple[dic
         near = suggestion(unmet[0], shape.tensors)
         hint = f"; is {near!r} meant?" if near else ""
         raise ValueError(f"the recipe's pattern {unmet[0]!r} meets no tensor of this file{hint}")
-    return wanted, f"{canonical(base)} with {len(patterns)} patterns" if base else "patterns"
+    if base:
+        return wanted, f"{canonical(base)} with {len(patterns)} patterns"
+    target = getattr(recipe, "target", None)  # of a Mix
+    return wanted, f"mix for {target}" if target else f"{len(patterns)} patterns"
 
 
 def file_type(recipe: Recipe, types: Iterable[str]) -> Optional[int]:
