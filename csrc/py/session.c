@@ -73,9 +73,11 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     rl_py_placement place;
     if (rl_py_place(st, threads, cpus, &place) < 0) return NULL;
+    // One name must run, or it is an error; a list says which to prefer for each type of weights.
+    const bool several = kernel && strchr(kernel, ',');
     rl_engine_opts o = {.n_threads = place.n_threads,
                         .cpus = place.pinned ? place.cpus : NULL,
-                        .kernel = kernel,
+                        .kernel = several ? NULL : kernel,
                         .rope_base = rope_base};
     if (n_ctx < 1 || n_batch < 1) {
         PyErr_Format(PyExc_ValueError, "n_ctx %zd and n_batch %zd must be positive", n_ctx, n_batch);
@@ -92,9 +94,12 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     o.window = (size_t)window;
     o.n_ctx = (size_t)n_ctx;
     o.n_batch = (size_t)n_batch;
-    if (rl_py_kv_parse(kv, &o.type_k, &o.type_v) < 0 || rl_py_compute(compute, &o.compute) < 0 ||
-        kv_layout(layout, &o.layout) < 0 || rl_py_dispatch(st, isa, Py_None, &o.dispatch) < 0 ||
-        !(o.pool = rl_state_pool(st)))
+    PyObject *preferred = several ? PyUnicode_FromString(kernel) : Py_NewRef(Py_None);
+    if (!preferred) return NULL;
+    const int dispatched = rl_py_dispatch(st, isa, preferred, &o.dispatch);
+    Py_DECREF(preferred);
+    if (dispatched < 0 || rl_py_kv_parse(kv, &o.type_k, &o.type_v) < 0 || rl_py_compute(compute, &o.compute) < 0 ||
+        kv_layout(layout, &o.layout) < 0 || !(o.pool = rl_state_pool(st)))
         return NULL;
     rl_err err;
     rl_err_clear(&err);

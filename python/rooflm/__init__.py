@@ -56,6 +56,9 @@ _LAZY = {
     "roofline": "rooflm.device.roofline",
     "stride_ladder": "rooflm.device.latency",
     "doctor": "rooflm.diagnosis.doctor",
+    "kernel_choice": "rooflm.diagnosis.kernel_choice",
+    "sweep": "rooflm.diagnosis.sweeps",
+    "tune": "rooflm.diagnosis.tuning",
     "compare": "rooflm.quantization.compare",
     "Comparison": "rooflm.quantization.compare",
     "diff_files": "rooflm.quantization.diff",
@@ -98,6 +101,9 @@ if _TYPE_CHECKING:
     from rooflm.device.measure import memory_bandwidth
     from rooflm.device.roofline import roofline
     from rooflm.diagnosis.doctor import doctor
+    from rooflm.diagnosis.kernel_choice import kernel_choice
+    from rooflm.diagnosis.sweeps import sweep
+    from rooflm.diagnosis.tuning import tune
     from rooflm.diagnosis.health import health
     from rooflm.diagnosis.soak import soak
     from rooflm.fetching import FetchError, fetch
@@ -144,6 +150,7 @@ __all__ = [
     "formats",
     "health",
     "imatrix",
+    "kernel_choice",
     "kernels",
     "kv_size",
     "latency_ladder",
@@ -159,8 +166,10 @@ __all__ = [
     "sensitivity",
     "soak",
     "stride_ladder",
+    "sweep",
     "synth",
     "whatif",
+    "tune",
     "zip_grid",
 ]
 

@@ -130,7 +130,7 @@ class Model:
                    or one for each operation, {"attn_*": "int16", "blk.0.ffn_down": "f32"}:
                    patterns over the names of kernels(), the last that matches holds, "auto" where none does
         cpus       pin the workers: "0-3,6" or a sequence of numbers
-        kernel     names of kernels to use, comma-separated, see rooflm.kernels()
+        kernel     name of the kernel that must run; or several, comma-separated, to prefer where they fit
         layout     inside a KV page: "tile", "token" or "head"
         rope_base  another base for RoPE than the file's (what that costs is measured, not assumed)
         isa        best instruction-set tier to use, such as "avx2"; default ROOFLM_ISA or no limit

@@ -9,6 +9,22 @@ from typing import Callable
 from rooflm._arguments import MODEL_HELP, natural, positive, session_arguments
 
 
+def sizes(text: str) -> list[int]:
+    """"0,4k,16k,1M" as numbers: k is 1024, M 1024 k, G 1024 M."""
+    out = []
+    for part in text.split(","):
+        scale = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(part[-1:].lower(), 1)
+        digits = part[:-1] if scale > 1 else part
+        if not digits.isdigit():
+            raise argparse.ArgumentTypeError(f"{part!r} is no number such as 4096, 4k or 1M")
+        out.append(int(digits) * scale)
+    return out
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Declares each command with command(name, module below rooflm, one line about it)."""
     p = command("doctor", "diagnosis.commands", "is a model near its ceiling, and if not, what is at fault")
@@ -39,3 +55,33 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("--gen", type=positive, default=64, metavar="TOKENS", help="per cycle of load and free (default 64)")
     p.add_argument("--out", metavar="FILE", help="each sample as a line of JSON while it runs")
     p.add_argument("--plot", metavar="PNG", help="the speed over time as a picture")
+
+    p = command("sweep", "diagnosis.commands", "vary one thing: context, kv, cache, threads or kernels")
+    p.add_argument("kind", choices=("context", "kv", "cache", "threads", "kernels"), help="what to vary")
+    p.add_argument("model", nargs="?", help=MODEL_HELP + "; kv and cache take a 3B shape without one")
+    p.add_argument("--depth", type=sizes, metavar="N,N", help="context, kv: tokens in use, such as 0,4k,16k,32k")
+    p.add_argument("--ctx", type=sizes, metavar="N,N", help="context: tokens allocated, such as 4k,32k")
+    p.add_argument("--kv", type=names, metavar="T,T", help="types of the cache, such as f16,q8_0")
+    p.add_argument("--layout", type=names, metavar="L,L", help="kv, cache: tile,token,head")
+    p.add_argument("--sizes", type=sizes, metavar="B,B", help="cache: bytes, such as 64k,1M,64M")
+    p.add_argument("--threads", type=sizes, metavar="N,N", help="threads: counts; else one number")
+    p.add_argument("--cpus", action="append", metavar="LIST", help='threads: pin to these, such as "0-3"; repeatable')
+    p.add_argument("--tokens", type=sizes, metavar="N,N", help="kernels: tokens at once (default 1,64)")
+    p.add_argument("--save", action="store_true", help="kernels: keep the fastest for this machine")
+    p.add_argument("--choices", metavar="FILE", help="kernels: where to (default kernels.json in rooflm's cache)")
+    p.add_argument("--repeats", type=positive, default=5, help="runs of each setting (default 5)")
+    p.add_argument("--out", metavar="FILE", help="each record as a line of JSON as it is measured")
+    p.add_argument("--plot", metavar="PNG", help="the sweep as a picture")
+
+    p = command("tune", "diagnosis.commands", "try steps one by one, keep those that gain, multiply the gains")
+    p.add_argument("model", help=MODEL_HELP)
+    session_arguments(p, "auto", "f16")
+    p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
+    p.add_argument("--kernel", help="kernel to start from, see rooflm kernels")
+    p.add_argument("--isa", help="instruction-set tier to start from")
+    p.add_argument("--load", choices=("auto", "mmap", "copy"), default="auto", help="default auto")
+    p.add_argument("--depth", type=natural, default=0, metavar="TOKENS", help="context in use (default 0)")
+    p.add_argument("--context", type=natural, metavar="TOKENS", help="try this much context instead, last of all")
+    p.add_argument("--file", action="append", default=[], metavar="FILE", help="try this file instead; repeatable")
+    p.add_argument("--repeats", type=positive, default=3, help="runs of each side of a step (default 3)")
+    p.add_argument("--plot", metavar="PNG", help="the gains as a waterfall")

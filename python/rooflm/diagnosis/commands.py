@@ -78,3 +78,58 @@ def soak(args: argparse.Namespace) -> int:
     else:
         print(result)
     return 130 if interrupted else 1 if result.leaks else 0
+
+
+def sweep(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm._commands import UsageError
+    from rooflm.diagnosis.sweeps import TAKES
+    from rooflm.fetching import resolve_model
+
+    known = ("depth", "ctx", "kv", "layout", "sizes", "threads", "cpus", "tokens", "save", "choices")
+    options: dict[str, Any] = {k: getattr(args, k) or None for k in known}
+    for name, value in options.items():
+        if value is not None and name not in TAKES[args.kind]:
+            raise UsageError(f"--{name} is not of {args.kind}, which takes {', '.join(TAKES[args.kind])}")
+    if args.model is None and args.kind not in ("kv", "cache"):
+        raise UsageError(f"{args.kind} needs a model")
+    if options["threads"] and args.kind != "threads":
+        (options["threads"],) = options["threads"][:1]
+    interrupted = False
+    try:
+        result = rooflm.sweep(
+            args.kind, resolve_model(args.model) if args.model else None, **options, repeats=args.repeats, out=args.out,
+            progress=_progress(args),
+        )  # fmt: skip
+    except KeyboardInterrupt as e:  # what was measured is kept
+        result, interrupted = e.results, True  # type: ignore[attr-defined]
+    _clear(args)
+    if len(result):
+        _picture(result, args.plot)
+    if args.json:
+        emit(result)
+    else:
+        print(result)
+        if args.kind == "cache" and result.knee:
+            k = result.knee
+            print(f"knee at {k['kv_bytes'] / 1e6:.1f} MB: {k['before_gbs']:.1f} to {k['after_gbs']:.1f} GB/s; the "
+                  f"nearest cache is {k['cache'] or 'not known'}")  # fmt: skip
+    return 130 if interrupted else 0
+
+
+def tune(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.tune(
+        resolve_model(args.model), threads=args.threads, cpus=args.cpus, kernel=args.kernel, isa=args.isa,
+        compute=args.compute, kv=args.kv, load=args.load, depth=args.depth, context=args.context, files=args.file,
+        repeats=args.repeats, progress=_progress(args),
+    )  # fmt: skip
+    _clear(args)
+    _picture(result, args.plot)
+    if args.json:
+        emit(result)
+    else:
+        print(result)
+    return 0

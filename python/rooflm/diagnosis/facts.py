@@ -19,10 +19,10 @@ from rooflm.device.machine import machine
 from rooflm._pages import resident_share
 from rooflm.device.files import Files
 from rooflm.device.sampler import Sampler
-from rooflm.diagnosis.claims import file_claim
 from rooflm.diagnosis.system import Waiting, busiest, frequencies, swap_state
 from rooflm.measuring.ceilings import kv_bytes_per_token, read_arrays
 from rooflm.model import Model, Session
+from rooflm.quantization.claims import check_claims
 
 Say = Callable[[str], None]
 TRIAL_TOKENS = 12  # of a run with one setting put back to its default
@@ -55,7 +55,9 @@ def gather(
     start = time.perf_counter()
     loaded = model if isinstance(model, Model) else Model(model, load=load)
     open_s = time.perf_counter() - start
-    facts["file"] = {"file_bytes": loaded.gguf.nbytes, **file_claim(loaded.gguf)}
+    said = check_claims(loaded.gguf)
+    facts["file"] = {k: said[k] for k in ("claims", "bits_per_weight", "bits_per_weight_layers", "types")}
+    facts["file"]["file_bytes"] = loaded.gguf.nbytes
     facts["settings"] = {
         "threads": threads, "cpus": cpus, "kernel": kernel, "isa": isa, "compute": compute, "kv": kv, "load": load,
         "depth": depth, "prompt": prompt, "gen": gen,
@@ -93,7 +95,7 @@ def gather(
             "isa": session.isa,
             "compute": session.compute,
             "kv": session.kv_type,
-            "kernels": _kernels(session),
+            "kernels": kernels_of(session),
         }
     needed = loaded.weight_bytes_per_token + kv_bytes
     decode_tps = 1 / statistics.median(times)
@@ -172,7 +174,7 @@ def _open_mapped_s(path: str) -> Optional[float]:
     return time.perf_counter() - start
 
 
-def _kernels(session: Session) -> list[dict[str, Any]]:
+def kernels_of(session: Session) -> list[dict[str, Any]]:
     """Each kernel that decodes, with the best tier that this CPU could run in its place."""
     table = kernels(isa=_core._isa()["available"][-1], kernels=())
     by_name = {k.name: k for k in table}

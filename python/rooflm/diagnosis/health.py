@@ -102,7 +102,7 @@ class Health:
         if v["median_tps"] is not None and v["verdict"] != "too few runs":
             low = v["median_tps"] - max(0.05 * v["median_tps"], 3 * v["mad_tps"])
             ax.axhline(v["median_tps"], color="tab:gray", linewidth=1, label="median of earlier runs")
-            ax.axhspan(low, v["median_tps"], color="tab:gray", alpha=0.15, label="no regression above (5 % and 3 MAD)")
+            ax.axhspan(low, v["median_tps"], color="tab:gray", alpha=0.15, label="within 5 % or 3 MAD: no regression")
         color = "tab:red" if v["verdict"] == "regression" else "tab:green"
         ax.plot([len(speeds)], speeds[-1:], "o", color=color, label="this run")
         ax.set_xlabel("run")

@@ -46,17 +46,17 @@ Rule = Callable[[dict[str, Any]], Finding]
 
 def file_claim(f: dict[str, Any]) -> Finding:
     """Bits per weight of the layers over those of the type that the name or the metadata states."""
-    file = f["file"]
-    if not file["claims"] or not file["layer_bits"]:
+    file, held = f["file"], f["file"]["bits_per_weight_layers"]
+    if not file["claims"] or not held:
         return Finding("file claim", None, "neither the name nor the metadata states a type", "", "ceiling")
-    claim = min(file["claims"], key=lambda c: c["bits"])
-    ratio = file["layer_bits"] / claim["bits"]
+    claim = min(file["claims"], key=lambda c: float(c["bits_per_weight"]))
+    ratio = held / claim["bits_per_weight"]
     most = ", ".join(f"{r['type']} {r['share']:.0%}" for r in file["types"][:3])
     evidence = (
-        f"{claim['where']} says {claim['type']} ({claim['bits']:.2g} bits), "
-        f"the layers hold {file['layer_bits']:.2f} bits per weight; bytes by type: {most}"
+        f"{claim['source']} says {claim['claim']} (about {claim['bits_per_weight']:.2g} bits), the layers hold "
+        f"{held:.2f} bits per weight; bytes by type: {most}"
     )
-    step = f"quantize it to {claim['type']} or get another file: `rooflm info` shows each type"
+    step = f"quantize it to {claim['claim']} or get another file: `rooflm info` shows each type"
     return Finding("file claim", ratio if ratio >= BITS_SLACK else 1.0, evidence, step, "ceiling")
 
 

@@ -114,7 +114,8 @@ class Soak:
         ax.plot([t for t, _ in known], [v for _, v in known], ".-", color="tab:blue")
         ax.set_xlabel("time (min)")
         ax.set_ylabel(label)
-        ax.set_title(f"soak of {self.model}: n = {len(known)} samples; {self.verdict}")
+        ax.set_ylim(bottom=0)
+        ax.set_title(f"soak of {self.model}: n = {len(known)} samples\n{self.verdict}", fontsize="medium")
         if not known:
             ax.text(0.5, 0.5, f"no {label} on this machine", ha="center", transform=ax.transAxes)
         return ax
