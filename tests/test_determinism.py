@@ -66,6 +66,19 @@ def test_threads_do_not_change_a_bit(loaded, name, compute):
         np.testing.assert_array_equal(run(loaded(name), tokens, n_threads=n, compute=compute, kv="f32"), one)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 4])
+@pytest.mark.parametrize("kv", ["q8_0", "f16"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
+def test_prompt_and_then_tokens_on_threads(loaded, name, kv, threads):
+    """One sequence as it is used: what .ci/run's ThreadSanitizer watches beside the batches."""
+    tokens = golden(name).tokens
+    steps = [len(tokens) - 4, 1]
+    one, several = (
+        run(loaded(name), tokens, steps=steps, n_threads=n, compute="int8", kv=kv, n_batch=16) for n in (1, threads)
+    )
+    np.testing.assert_array_equal(several, one)
+
+
 @pytest.mark.parametrize("compute,kv", [("int8", "q8_0"), ("int16", "f16"), ("auto", "q8_0/f16"), ("f32", "f32")])
 @pytest.mark.parametrize("name", ["real:smollm2", "real:gemma3"])
 def test_threads_do_not_change_a_bit_on_real_models(loaded, name, compute, kv):

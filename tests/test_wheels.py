@@ -21,15 +21,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = Path(os.environ.get("ROOFLM_WHEELS", "/nonexistent")).resolve()
 ARM64 = Path(os.environ.get("ROOFLM_ARM64", "/nonexistent")).resolve()
-PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64", "musllinux_1_2_aarch64"]
+KINDS = ["manylinux-x86_64", "manylinux-aarch64", "musllinux-x86_64", "musllinux-aarch64"]
 
 pytestmark = pytest.mark.skipif("ROOFLM_WHEELS" not in os.environ, reason="ROOFLM_WHEELS names no directory of wheels")
 
 
-def wheel(platform: str) -> Path:
-    found = sorted(WHEELS.glob(f"rooflm-*-*{platform}*.whl"))
-    assert len(found) == 1, f"{len(found)} wheels for {platform} in {WHEELS}"
-    return found[0]
+def wheel(kind: str) -> tuple[Path, str]:
+    """The wheel and its platform tag, which is no newer than what NumPy's own wheels ask for."""
+    libc, arch = kind.split("-")
+    tags = {p: re.search(rf"-({libc}_(\d+)_(\d+)_{arch})[.-]", p.name) for p in WHEELS.glob("rooflm-*.whl")}
+    found = [(p, tag) for p, tag in tags.items() if tag]
+    assert len(found) == 1, f"{len(found)} wheels for {kind} in {WHEELS}"
+    path, tag = found[0]
+    assert (int(tag[2]), int(tag[3])) <= ((2, 28) if libc == "manylinux" else (1, 2))
+    return path, tag[1]
 
 
 def run(*command: object, **env: str) -> str:
@@ -39,22 +44,23 @@ def run(*command: object, **env: str) -> str:
     return out.stdout
 
 
-def unpacked(platform: str, folder: Path) -> Path:
-    """Installed by pip as on such a machine; pip refuses a wheel whose tags do not fit. Returns the extension."""
-    found = re.search(r"-cp3(\d+)-", wheel(platform).name)
-    assert found
-    for_python = ["--python-version", f"3.{found[1]}", "--implementation", "cp", "--only-binary=:all:"]
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "--platform", platform,
-        *for_python, wheel(platform))  # fmt: skip
+def unpacked(kind: str, folder: Path) -> Path:
+    """Installed by pip as on such a machine. Returns the extension."""
+    path, tag = wheel(kind)
+    python = re.search(r"-cp3(\d+)-", path.name)
+    assert python
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "--platform", tag,
+        "--python-version", f"3.{python[1]}", "--implementation", "cp", "--only-binary=:all:", path)  # fmt: skip
     (core,) = (folder / "rooflm").glob("_core*.so")
     return core
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-def test_contents(platform, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_contents(kind, tmp_path):
     """The extension as a file: baseline instructions, segments, symbols."""
-    core = unpacked(platform, tmp_path)
-    assert core.name.endswith(f"-{platform.split('_', 3)[3]}-linux-{'gnu' if 'many' in platform else 'musl'}.so")
+    core = unpacked(kind, tmp_path)
+    libc, arch = kind.split("-")
+    assert core.name.endswith(f"-{arch}-linux-{'gnu' if libc == 'manylinux' else 'musl'}.so")
     assert (tmp_path / "rooflm" / "py.typed").exists() and (tmp_path / "rooflm" / "device").is_dir()
     said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests" / "test_binary.py",
                ROOFLM_BINARY=str(core), PYTHONPATH=os.environ.get("PYTHONPATH", ""))  # fmt: skip
@@ -66,7 +72,7 @@ def test_x86_64_is_installed_and_works(tmp_path):
         pytest.skip("not on x86-64")
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", wheel("manylinux_2_28_x86_64"))
+    run(python, "-m", "pip", "install", "-q", wheel("manylinux-x86_64")[0])
     assert "_core" in run(python, ROOT / "tests" / "wheel_smoke.py")
     assert run(tmp_path / "env" / "bin" / "rooflm", "--version").strip()
 
@@ -75,15 +81,18 @@ def test_aarch64_is_installed_and_works_under_emulation(tmp_path):
     python = ARM64 / "sysroot" / "usr" / "bin" / "python3-qemu"
     if not python.exists():
         pytest.skip("no emulated Python: ROOFLM_ARM64")
-    unpacked("manylinux_2_28_aarch64", tmp_path)
+    unpacked("manylinux-aarch64", tmp_path)
+    path = f"{tmp_path}:{ARM64 / 'site'}"
+    code = "from packaging.tags import sys_tags; print(*{t.platform for t in sys_tags()})"
+    assert wheel("manylinux-aarch64")[1] in run(python, "-c", code, PYTHONPATH=path).split()
     for cpu, isa in {"cortex-a53": "neon", "cortex-a76": "dotprod", "max,sve=off": "i8mm"}.items():
-        said = run(python, ROOT / "tests" / "wheel_smoke.py", PYTHONPATH=f"{tmp_path}:{ARM64 / 'site'}", QEMU_CPU=cpu)
+        said = run(python, ROOT / "tests" / "wheel_smoke.py", PYTHONPATH=path, QEMU_CPU=cpu)
         assert f", {isa}," in said, said
 
 
-@pytest.mark.parametrize("platform", PLATFORMS[2:])
-def test_musl_has_every_symbol(platform, tmp_path):
-    arch = platform.split("_", 3)[3]
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_musl_has_every_symbol(kind, tmp_path):
+    arch = kind.split("-")[1]
     libc = ARM64 / "sysroot" / "lib" / f"{arch}-linux-musl" / "libc.so"
     if not libc.exists():
         libc = ARM64 / "sysroot" / "usr" / "lib" / f"{arch}-linux-musl" / "libc.so"
@@ -94,7 +103,7 @@ def test_musl_has_every_symbol(platform, tmp_path):
         rows = (line.split() for line in run("readelf", "--dyn-syms", "-W", path).splitlines())
         return {r[7].split("@")[0] for r in rows if len(r) >= 8 and r[4] == "GLOBAL" and (r[6] != "UND") == defined}
 
-    core = unpacked(platform, tmp_path)
+    core = unpacked(kind, tmp_path)
     needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", core)))
     assert needed <= {"libc.so", f"libc.musl-{arch}.so.1"}
     wanted = {s for s in symbols(core, False) if not s.startswith(("Py", "_Py"))}

@@ -17,8 +17,7 @@ shift
 work=$(realpath -m "${ROOFLM_WHEEL_WORK:-$(mktemp -d)}")
 mkdir -p "$out" "$work"
 
-# glibc 2.28: NumPy's oldest. musl 1.2: musllinux_1_2.
-manylinux=manylinux_2_28 musllinux=musllinux_1_2 glibc=2.28
+glibc=2.28 # that of NumPy's own wheels; auditwheel may find that an older one is enough
 
 if [ ! -e "$work/ready" ]; then
     rm -rf "$work/venv"
@@ -55,9 +54,10 @@ export CFLAGS="-I$work/include -DNDEBUG" LDFLAGS="-Wl,--strip-debug"
 
 for target in "$@"; do
     arch=${target##*-}
+    # auditwheel tells glibc from musl by the name that the wheel has already.
     case $target in
-    manylinux-x86_64 | manylinux-aarch64) zig=$arch-linux-gnu.$glibc suffix=$arch-linux-gnu plat=${manylinux}_$arch ;;
-    musllinux-x86_64 | musllinux-aarch64) zig=$arch-linux-musl suffix=$arch-linux-musl plat=${musllinux}_$arch ;;
+    manylinux-x86_64 | manylinux-aarch64) zig=$arch-linux-gnu.$glibc suffix=$arch-linux-gnu plat=linux_$arch ;;
+    musllinux-x86_64 | musllinux-aarch64) zig=$arch-linux-musl suffix=$arch-linux-musl plat=musllinux_1_2_$arch ;;
     *) echo "$0: no target $target" >&2; exit 2 ;;
     esac
     echo "== $target"
@@ -69,10 +69,11 @@ for target in "$@"; do
         # Setuptools takes the platform and the suffix of the extension from these, not from the machine.
         ROOFLM_ZIG_TARGET=$zig _PYTHON_HOST_PLATFORM=linux-$arch SETUPTOOLS_EXT_SUFFIX=.$tag-$suffix.so \
             PYTHONWARNINGS=ignore "$python" setup.py -q build --build-base "$made/base" --build-lib "$made/base/lib" \
-            egg_info --egg-base "$made" bdist_wheel --skip-build --bdist-dir "$made/bdist" --dist-dir "$made/wheel"
+            egg_info --egg-base "$made" bdist_wheel --skip-build --bdist-dir "$made/bdist" --dist-dir "$made/wheel" \
+            --plat-name "$plat"
     ) >"$made/log" 2>&1 || { grep -E "error|Error" "$made/log" || tail -n 30 "$made/log"; exit 1; }
-    # auditwheel refuses a name that the symbols in the wheel do not allow.
-    "$python" -m auditwheel repair --plat "$plat" --only-plat --wheel-dir "$made/repaired" "$made"/wheel/*.whl
+    # The name that the symbols in the wheel allow; a library that no such system has would be an error.
+    "$python" -m auditwheel repair --plat auto --only-plat --wheel-dir "$made/repaired" "$made"/wheel/*.whl
     mv "$made"/repaired/*.whl "$out/"
 done
 ls -l "$out"
