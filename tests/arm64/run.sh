@@ -47,13 +47,13 @@ tests_for() {
     case $1 in
     cortex-a53) echo "$engine $kernels tests/test_vec.py tests/test_dequant.py tests/test_attention.py" ;;
     cortex-a76) echo "$engine $kernels" ;;
-    *) echo "$engine $kernels tests/test_vec.py tests/test_attention.py tests/test_kvcache.py tests/test_threads.py" \
-        "tests/test_batch.py tests/test_generation.py" ;;
+    *) echo "$engine $kernels tests/test_vec.py tests/test_attention.py tests/test_kvcache.py tests/test_batch.py" ;;
     esac
 }
 
 run() { # CPU [pytest arguments]
-    local cpu=$1 select="not 1025"
+    # Layers of real models in NumPy take hours under emulation; here tests/arm64 has their logits.
+    local cpu=$1 select="not 1025 and not test_layers_of_smollm2 and not test_layers_of_gemma3"
     shift
     # Threads that wait spin, under emulation for long: once is enough.
     [ "$cpu" != cortex-a53 ] || select+=" and not any_number_of_threads"

@@ -28,3 +28,12 @@ def test_logits_agree(isa, smollm2, monkeypatch):
         got = np.stack([s.eval(PROMPT, logits="last"), s.eval(NEXT, logits="last")])
     np.testing.assert_array_equal(got.argmax(1), top)
     assert np.abs(got[:, ::16] - want).max() < BOUND
+
+
+@pytest.mark.parametrize("isa", TIERS)
+def test_text_on_two_threads(isa, smollm2, monkeypatch):
+    """What a user does first: threads, a quantized cache, the default arithmetic, a few tokens."""
+    monkeypatch.setenv("ROOFLM_ISA", isa)
+    with rooflm.Model(smollm2).session(n_ctx=64, n_threads=2, kv="q8_0") as s:
+        text = "".join(s.generate("The capital of France is", max_tokens=3))
+    assert text.startswith(" Paris"), text
