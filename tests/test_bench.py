@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 from maker import tiny_model
-from test_cli import answer, command  # noqa: F401
 
 import rooflm
 from rooflm.measuring import bench as bench_module
@@ -218,7 +217,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny, tmp_path, monkeypatch):
     assert len(calls) == 8
 
 
-def test_command_sweeps_records_and_resumes(answer, command, tiny, tmp_path):  # noqa: F811
+def test_command_sweeps_records_and_resumes(answer, command, tiny, tmp_path):
     out = tmp_path / "r.jsonl"
     form = f"bench {tiny} --threads 1 --prompt 8 --gen 3 --depth 0,8 --kv f16,q8_0 --repeats 1 --out {out}".split()
     record = answer(*form, "--json")

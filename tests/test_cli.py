@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,9 +12,12 @@ import sys
 import pytest
 
 import rooflm
-from rooflm.cli import build_parser, main
+from rooflm.cli import build_parser
 
-COMMANDS = ("fetch", "info", "tokenize", "run", "chat", "ppl", "kernels", "machine", "demo", "bench", "synth")
+COMMANDS = (
+    "fetch", "info", "tokenize", "run", "chat", "ppl", "kernels", "machine", "demo", "bench", "synth",
+    "bytes", "forecast", "load", "explain", "whatif",
+)  # fmt: skip
 
 
 def rooflm_command(*args, text="", env=None, timeout=120):
@@ -24,36 +26,6 @@ def rooflm_command(*args, text="", env=None, timeout=120):
         [sys.executable, "-m", "rooflm", *map(str, args)],
         input=text, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})},
     )  # fmt: skip
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """The command in this process, which is faster: (exit code, standard output, standard error)."""
-
-    def call(*args, text=""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
-        capsys.readouterr()
-        try:
-            code = main([str(a) for a in args])
-        except SystemExit as e:
-            code = e.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
-def answer(command):
-    """The JSON object that the command prints, and nothing else beside it."""
-
-    def call(*args, text=""):
-        code, out, err = command(*args, text=text)
-        assert code == 0, err
-        assert out.count("\n") == 1
-        return json.loads(out, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
-
-    return call
 
 
 # ---- usage ----
@@ -83,6 +55,8 @@ def test_the_module_is_the_command():
         ["run", "x.gguf", "-p", "a", "--promt", "b"],
         ["run", "x.gguf", "-p", "a", "--file", "b"],
         ["chat", "x.gguf", "--json"],
+        ["whatif", "x.gguf"],
+        ["bench", "x.gguf", "--depth", "4q"],
     ],
 )
 def test_wrong_usage_is_exit_code_2_without_traceback(command, args):
@@ -90,7 +64,7 @@ def test_wrong_usage_is_exit_code_2_without_traceback(command, args):
     assert code == 2 and err and "Traceback" not in err and out == ""
 
 
-@pytest.mark.parametrize("name", ["info", "run", "tokenize", "ppl", "bench"])
+@pytest.mark.parametrize("name", ["info", "run", "tokenize", "ppl", "bench", "bytes", "forecast", "load", "whatif"])
 @pytest.mark.parametrize("what", ["missing", "not GGUF", "directory", "empty"])
 def test_bad_files_are_one_line_and_exit_code_1(tmp_path, command, name, what):
     path = tmp_path / "m.gguf"
@@ -100,7 +74,9 @@ def test_bad_files_are_one_line_and_exit_code_1(tmp_path, command, name, what):
         path.mkdir()
     elif what == "empty":
         path.write_bytes(b"")
-    extra = {"run": ["-p", "x"], "tokenize": ["-p", "x"], "ppl": ["--text", __file__]}.get(name, [])
+    text = ["-p", "x"]
+    needed = {"run": text, "tokenize": text, "ppl": ["--text", __file__], "whatif": ["--bandwidth", "9GB/s"]}
+    extra = needed.get(name, [])
     code, out, err = command(name, path, *extra)
     assert code == 1, err
     assert err.startswith("rooflm: ") and err.count("\n") == 1 and str(path) in err and "Errno" not in err

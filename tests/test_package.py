@@ -78,6 +78,7 @@ PAGES = [
     "README.md",
     "docs/loading.md",
     "docs/machine.md",
+    "docs/measuring.md",
     "docs/session.md",
     "docs/tokenizers.md",
     "docs/tracing.md",

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from maker import tiny_model
-from test_cli import answer, command  # noqa: F401
 
 import rooflm
 from rooflm._synth import synth
@@ -186,7 +185,7 @@ def test_wrong_bandwidths(text):
         parse_bandwidth(text)
 
 
-def test_whatif_is_f2s_rule_of_thumb(answer, smollm2):  # noqa: F811
+def test_whatif_is_f2s_rule_of_thumb(answer, smollm2):
     record = answer("whatif", smollm2, "--bandwidth", "20GB/s,40GB/s", "--depth", "0,4k", "--kv", "f16,q8_0", "--json")
     rows = {(r["bandwidth_gbs"], r["kv"], r["depth"]): r for r in record["rows"]}
     assert len(rows) == 8 and {d for _, _, d in rows} == {0, 4096}
@@ -266,7 +265,7 @@ def test_wrong_ways_and_files(tmp_path):
         rooflm.load_times(tmp_path / "x.gguf")
 
 
-def test_commands_give_the_same_records(answer, tmp_path):  # noqa: F811
+def test_commands_give_the_same_records(answer, tmp_path):
     path = tiny_model(tmp_path / "t.gguf")
     assert answer("bytes", path, "--depth", "31", "--json") == rooflm.bytes_per_token(path, n_ctx=32).to_dict()
     f = answer("forecast", path, "--ctx", "1k", "--kv", "q8_0", "--json")

@@ -35,11 +35,13 @@ class Explanation:
     unit. `moved` are all facts that differ, `pairs` how many settings were compared."""
 
     def __init__(
-        self, speeds: tuple[float, float], factors: list[dict[str, Any]], moved: list[Moved], pairs: int, n: int
+        self, speeds: Sequence[Sequence[float]], factors: list[dict[str, Any]], moved: list[Moved], pairs: int
     ) -> None:
-        self.a_tps, self.b_tps = speeds
+        self.a_tps, self.b_tps = (statistics.median(v) for v in speeds)
+        self.a_range, self.b_range = ([min(v), max(v)] for v in speeds)
+        self.n = min(map(len, speeds))
         self.ratio = math.prod(f["factor"] for f in factors)
-        self.factors, self.moved, self.pairs, self.n = factors, moved, pairs, n
+        self.factors, self.moved, self.pairs = factors, moved, pairs
 
     @property
     def rest(self) -> float:
@@ -51,6 +53,8 @@ class Explanation:
             "ratio": self.ratio,
             "a_tps": self.a_tps,
             "b_tps": self.b_tps,
+            "a_range": self.a_range,
+            "b_range": self.b_range,
             "factors": self.factors,
             "moved": [dict(m.__dict__) for m in self.moved],
             "pairs": self.pairs,
@@ -75,26 +79,23 @@ class Explanation:
         return f"{html_table(self._rows(), self.columns)}<p>moved: {html.escape(moved)}</p>"
 
     def plot(self, ax: Optional[Axes] = None) -> Axes:
-        """The factors as a waterfall on a logarithmic axis, from the speed of a to that of b."""
+        """The factors as a waterfall from the speed of a to that of b, with the range of the runs of each."""
         ax = axes(ax)
         at = self.a_tps
-        names, bottoms, tops = ["a"], [at], [at]
-        ax.bar(0, at, color="tab:gray")
         for i, f in enumerate(self.factors, 1):
             after = at * f["factor"]
             ax.bar(i, after - at, bottom=at, color="tab:green" if after >= at else "tab:red")
             ax.annotate(f"x {f['factor']:.2f}", (i, max(at, after)), ha="center", va="bottom", fontsize="small")
-            names.append(f["name"])
-            bottoms.append(min(at, after))
-            tops.append(max(at, after))
             at = after
-        ax.bar(len(names), at, color="tab:gray")
-        ax.set_xticks(range(len(names) + 1), [*names, "b"], rotation=20, ha="right")
-        ax.set_yscale("log")
-        ax.set_ylim(min(bottoms) / 2, max(tops) * 1.5)
+        last = len(self.factors) + 1
+        for place, tps, (low, high) in ((0, self.a_tps, self.a_range), (last, at, self.b_range)):
+            ax.bar(place, tps, color="tab:gray")
+            ax.vlines(place, low, high, color="black")
+        ax.set_xticks(range(last + 1), ["a", *(f["name"] for f in self.factors), "b"], rotation=20, ha="right")
         ax.set_xlabel("factor")
         ax.set_ylabel("decode (tokens/s)")
-        ax.set_title(f"x {self.ratio:.2f} as a product, medians, n = {self.n} runs a side", fontsize="medium")
+        about = f"medians, lines: range of the runs, n = {self.n} runs a side"
+        ax.set_title(f"x {self.ratio:.2f} as a product\n{about}", fontsize="medium")
         return ax
 
 
@@ -135,8 +136,8 @@ def explain(a: Any, b: Any) -> Explanation:
                 "interval": interval,
             }
         )
-    speeds = (med_a["decode_tps"], med_b["decode_tps"])
-    return Explanation(speeds, factors, moved_facts(used_a, used_b), len(pairs), min(len(used_a), len(used_b)))
+    speeds = ([r["decode_tps"] for r in used_a], [r["decode_tps"] for r in used_b])
+    return Explanation(speeds, factors, moved_facts(used_a, used_b), len(pairs))
 
 
 Records = Sequence[Mapping[str, Any]]
