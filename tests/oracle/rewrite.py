@@ -44,7 +44,8 @@ def rewrite(
             w.add_array(key, value)
     for t in reader.tensors:
         shape = tuple(int(n) for n in t.shape[::-1])
-        value = tensor(t.name, t.data.reshape(shape)) if tensor else t.data.reshape(shape)
+        data = t.data.reshape(shape) if t.data.size == np.prod(shape) else t.data  # blocks stay bytes
+        value = tensor(t.name, data) if tensor else data
         if value is None:
             continue
         matrix = value.ndim >= 2 and "norm" not in t.name and "ffn_gate_inp" not in t.name

@@ -64,6 +64,13 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--chat", action="store_true", help="through the chat template")
     session_arguments(p, "auto", "f16")
 
+    p = command("layers", WHERE, "errors of B against A by layer and operation, where born and how grown")
+    p.add_argument("a", metavar="A", help=f"on the exact path: {MODEL_HELP}")
+    p.add_argument("b", metavar="B", help="the same file with other settings, or another one")
+    p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text; its first 512 tokens are used")
+    p.add_argument("--no-isolate", action="store_true", help="without changing each layer alone")
+    session_arguments(p, "f32", "f32")
+
 
 def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:
     p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")

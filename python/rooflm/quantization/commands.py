@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that compare and explain quantizations: compare."""
+"""Commands that compare and explain quantizations: compare, budget, layers, sensitivity, diff, evaluate."""
 
 from __future__ import annotations
 
@@ -138,4 +138,23 @@ def evaluate(args: argparse.Namespace) -> int:
         for name, text in row["texts"].items():
             differs = row["against_first"].get(name, {}).get("first_token")
             print(f"  {name}{'' if differs is None else f' (differs from token {differs} on)'}: {text!r}")
+    return 0
+
+
+def layers(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    result = rooflm.compare_layers(
+        {"model": resolve_model(args.a)},
+        {"model": resolve_model(args.b), "compute": args.compute, "kv": args.kv},
+        Path(args.text),
+        isolate=not args.no_isolate,
+        n_threads=args.threads,
+        progress=False if args.json else None,
+    )
+    if args.json:
+        emit(result.to_dict())
+    else:
+        print(result)
     return 0
