@@ -4,7 +4,10 @@ taken, shared, copied and given back as stated; damage and misuse are errors tha
 
 from __future__ import annotations
 
+import os
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,6 +206,28 @@ def test_context_costs_nothing_until_used():
     assert cache.nbytes == 30 * 64 * cache.nbytes_per_token // 30
     grown = resident() - before
     assert grown < cache.nbytes + 6e6, grown
+
+
+def test_full_stretches_become_huge_pages():
+    def huge_kb():
+        with open("/proc/self/smaps_rollup") as f:
+            return next(int(line.split()[1]) for line in f if line.startswith("AnonHugePages"))
+
+    # 8 KB a token: a stretch of 2 MB is full after 256 to 512 tokens of 1500.
+    kv = KVCache(1, n_head_kv=8, head_dim=128, n_ctx=4096, kv="f32")
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((1, 1500, 8, 128), dtype=np.float32)
+    before = huge_kb()
+    for start in range(0, 1500, 100):
+        kv.append(x[:, start : start + 100], -x[:, start : start + 100])
+    gained = huge_kb() - before
+    assert np.array_equal(kv[0].k(), x[0]) and np.array_equal(kv[0].v(), -x[0])
+    assert gained <= kv.nbytes >> 10  # none beyond the pages in use
+    thp = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
+    if not thp.exists() or "[never]" in thp.read_text() or release < (6, 1) or os.sysconf("SC_PAGESIZE") != 4096:
+        pytest.skip("this system makes no huge pages when asked")
+    assert gained >= 2048
 
 
 def test_fifty_caches_come_and_go():

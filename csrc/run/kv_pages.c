@@ -63,7 +63,8 @@ rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err) {
     a->base = base;
     a->bytes = total;
 #ifdef MADV_NOHUGEPAGE
-    // A huge page would make the first token of each layer cost 2 MB. Failure changes nothing but that.
+    // A huge page would make the first token of each layer cost 2 MB: see huge_when_full. Failure changes nothing but
+    // that.
     (void)madvise(base, total, MADV_NOHUGEPAGE);
 #endif
     *out = a;
@@ -78,6 +79,26 @@ void rl_arena_close(rl_arena *a) {
     a->open = false;
     pthread_mutex_unlock(&a->lock);
     arena_unref(a);
+}
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 // Linux 6.1; older kernels refuse it, and gather the pages in their own time
+#endif
+#define HUGE_PAGE ((uintptr_t)2 << 20)
+
+// A head of a page is read in pieces of a few KB, so that the walk of the page table for each is a good part of the
+// reading. Whenever a new page (n bytes at `data`) begins another huge page of its region, the one before is in use
+// throughout and is made one. A system that has no huge pages, or none left, goes on with small ones.
+static void huge_when_full(const uint8_t *region, const uint8_t *data, size_t n) {
+#ifdef MADV_HUGEPAGE
+    if (system_page() != 4096) return; // elsewhere huge pages have another size
+    uintptr_t end = (uintptr_t)(data + n) / HUGE_PAGE * HUGE_PAGE;
+    if (end <= (uintptr_t)data || end < (uintptr_t)region + HUGE_PAGE) return;
+    void *full = (void *)(end - HUGE_PAGE);
+    if (madvise(full, HUGE_PAGE, MADV_HUGEPAGE) == 0) (void)madvise(full, HUGE_PAGE, MADV_COLLAPSE);
+#else
+    (void)region, (void)data, (void)n;
+#endif
 }
 
 static bool arena_take(rl_arena *a, size_t layer, rl_slot *out) {
@@ -99,7 +120,10 @@ static bool arena_take(rl_arena *a, size_t layer, rl_slot *out) {
     out->arena = a;
     out->id = id;
     // An old Inf or NaN in a value that is not used yet would survive a weight of zero.
-    if (recycled) memset(out->data, 0, r->page_bytes);
+    if (recycled)
+        memset(out->data, 0, r->page_bytes);
+    else
+        huge_when_full(a->base + r->offset, out->data, r->page_bytes);
     atomic_store_explicit(&a->page_refs[id], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&a->holders, 1, memory_order_relaxed);
     return true;
