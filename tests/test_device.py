@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,26 @@ def test_some_counters_refused_leave_the_others_and_no_descriptor():
     assert 0 < c.value("task_clock_ns") * 1e-9 < c.elapsed_s * 4 * (os.cpu_count() or 1)
 
 
+def test_a_counter_that_fails_for_one_thread_leaves_no_descriptor():
+    other_ends = threading.Event()
+    other = threading.Thread(target=other_ends.wait)
+    other.start()
+    calls = []
+
+    def full_at_the_second(kind, config, tid, kernel):
+        calls.append(tid)
+        return os.open(os.devnull, os.O_RDONLY) if len(calls) % 2 else -errno.EMFILE
+
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        with Counters(open_counter=full_at_the_second) as c:
+            pass
+    finally:
+        other_ends.set()
+        other.join()
+    assert set(c.unavailable) == set(EVENTS) and len(os.listdir("/proc/self/fd")) == before
+
+
 def test_counters_that_took_turns_are_scaled_and_one_that_never_ran_is_none(monkeypatch):
     monkeypatch.setattr(_core, "_counter_run", lambda fd, on: 0)
     values = {100: (500, 4_000_000, 1_000_000), 101: (7, 4_000_000, 0)}
@@ -344,7 +365,7 @@ def test_a_temperature_is_kept():
 
     def sleep(seconds):
         t.sleep(seconds)
-        s.c -= 3.0 * seconds
+        s.c -= 0.5 * seconds  # a short pause is not enough
 
     p = Pacer(below_c=60, sensors=s, clock=t.clock, sleep=sleep)
     peak = 0.0

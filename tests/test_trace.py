@@ -286,6 +286,12 @@ def test_chrome_export(tmp_path):
             sampler.sample()
             with tr.span("mine"):
                 s.eval([3, 4])
+    assert tr.stages(sampler=sampler)[0]["temperature_c"] is None, "no sample fell into the span"
+    (zone / "temp").write_text("43000")
+    sampler._clocks = lambda: Clocks((tr.spans[0].start_ns + tr.spans[0].end_ns) / 2e9, 0, 0)
+    inside = sampler.sample()
+    assert tr.stages(sampler=sampler)[0]["temperature_c"] == 43.0 and tr.stages(sampler=sampler)[0]["power_w"] is None
+    sampler.samples.remove(inside)
     tr.to_chrome(tmp_path / "t.json", sampler=sampler)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     lines = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}

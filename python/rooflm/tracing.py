@@ -158,20 +158,24 @@ class Trace:
         """The same per layer and operation, in the order in which they ran."""
         return self._grouped(lambda e: {"layer": e.layer, "op": e.op}, phase)
 
-    def stages(self) -> list[dict[str, Any]]:
+    def stages(self, *, sampler: Optional[Sampler] = None) -> list[dict[str, Any]]:
         """Per stage, in their order, then the user's spans: calls, time_s, longest_s, and of stages the share of their
-        sum."""
+        sum. With a Sampler that ran beside the trace also power_w and temperature_c: the means of its samples within
+        the spans, None where none fell into them or nothing could be read."""
         order = {name: i for i, name in enumerate(STAGES)}
-        found: dict[tuple[str, bool], list[int]] = {}
+        found: dict[tuple[str, bool], list[Span]] = {}
         for s in self.spans:
-            found.setdefault((s.name, s.stage), []).append(s.end_ns - s.start_ns)
-        whole = sum(sum(t) for (_, is_stage), t in found.items() if is_stage) or 1
-        rows = [
-            {"span": name, "stage": is_stage, "calls": len(t), "time_s": sum(t) * 1e-9, "longest_s": max(t) * 1e-9,
-             "share": sum(t) / whole if is_stage else None}
-            for (name, is_stage), t in found.items()
-        ]  # fmt: skip
-        return sorted(rows, key=lambda r: order.get(r["span"], len(order)))
+            found.setdefault((s.name, s.stage), []).append(s)
+        whole = sum(s.end_ns - s.start_ns for s in self.spans if s.stage) or 1
+        rows = []
+        for (name, is_stage), spans in found.items():
+            ns = [s.end_ns - s.start_ns for s in spans]
+            row = {"span": name, "stage": is_stage, "calls": len(ns), "time_s": sum(ns) * 1e-9,
+                   "longest_s": max(ns) * 1e-9, "share": sum(ns) / whole if is_stage else None}  # fmt: skip
+            if sampler is not None:
+                row.update(sampler.means([(s.start_ns * 1e-9, s.end_ns * 1e-9) for s in spans]))
+            rows.append(row)
+        return sorted(rows, key=lambda r: order.get(str(r["span"]), len(order)))
 
     def effective_tops(self, phase: Optional[str] = None) -> Optional[float]:
         """10^12 operations per second of the time from the first event to the last, whatever happened in between:

@@ -291,6 +291,17 @@ class Sampler:
         most = max(means, key=lambda n: means[n])
         return times, [x.sensors.power_w.get(most) for x in s[1:]], most
 
+    def means(self, stretches: Sequence[tuple[float, float]]) -> dict[str, Optional[float]]:
+        """Mean power_w and temperature_c of the samples within these stretches of the monotonic clock (s)."""
+        times, watts, _ = self.power_trace()
+        power = [w for t, w in zip(times, watts) if w is not None and _within(t, stretches)]
+        heat = [self.sensors.temperature(x.sensors) for x in self.samples if _within(x.time_s, stretches)]
+        known = [t for t in heat if t is not None]
+        return {
+            "power_w": statistics.fmean(power) if power else None,
+            "temperature_c": statistics.fmean(known) if known else None,
+        }
+
     def _power(self, why: dict[str, str]) -> tuple[Optional[float], Optional[str]]:
         _, watts, sensor = self.power_trace()
         known = [w for w in watts if w is not None]
@@ -327,6 +338,10 @@ class Sampler:
 
     def _repr_html_(self) -> str:
         return html_table(self._rows(), ("", "value")) if self.samples else repr(self)
+
+
+def _within(t: float, stretches: Sequence[tuple[float, float]]) -> bool:
+    return any(a <= t <= b for a, b in stretches)
 
 
 def _shown(value: Any) -> str:
