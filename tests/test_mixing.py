@@ -96,6 +96,17 @@ def test_norms_move_the_bits(source):
         rooflm.mix(source, bits=4.5, by={"*": float("nan")})
 
 
+def test_rule_by_threshold(tmp_path, source):
+    with rooflm.GGUF(source) as g:
+        recipe = mixing.by_threshold(g, {"blk.0.*": 1e-4, "blk.5.*": 2e-4, "down": 5e-4, "*": 1e-2})
+        assert recipe["blk.0.attn_q.weight"] == recipe["blk.3.ffn_down.weight"] == "Q4_K"
+        assert recipe["blk.3.attn_q.weight"] == recipe["token_embd.weight"] == "Q8_0"
+        with pytest.raises(ValueError, match="no entry for token_embd.weight"):
+            mixing.by_threshold(g, {"blk.*": 1.0})
+    r = rooflm.quantize(source, tmp_path / "d.gguf", recipe)
+    assert r.types == {"Q8_0": 25, "Q4_K": 18, "F32": 13}
+
+
 def test_measured_swaps_become_sensitivities():
     errors = {
         "blk.0.ffn_down.weight": {"Q4_0": 0.01, "Q2_K": 0.1},

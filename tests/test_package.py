@@ -80,6 +80,7 @@ PAGES = [
     "docs/loading.md",
     "docs/machine.md",
     "docs/measuring.md",
+    "docs/quantizing.md",
     "docs/session.md",
     "docs/tokenizers.md",
     "docs/tracing.md",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from maker import tiny_model
-from peer_ggml import restore
+from peer_ggml import find_library, restore
 
 import rooflm
 from rooflm import _core
@@ -212,6 +212,28 @@ def test_another_reader_sees_the_same_weights(tmp_path, source):
         for t in gguf.GGUFReader(tmp_path / "d.gguf").tensors:
             other = gguf.quants.dequantize(t.data, t.tensor_type).reshape(g.tensors[t.name].shape)
             np.testing.assert_allclose(g.tensors[t.name].dequantize(), other, rtol=1e-5, atol=1e-9)
+
+
+LOAD = """
+import sys, numpy as np, llama_cpp
+for path in sys.argv[1:]:
+    m = llama_cpp.Llama(path, n_ctx=64, n_threads=2, logits_all=True, verbose=False)
+    m.eval(list(range(3, 19)))
+    np.save(path + ".npy", np.array(m.scores[:16], np.float32))
+"""
+
+
+@pytest.mark.skipif(find_library() is None, reason="llama-cpp-python is not installed")
+def test_files_run_in_llamacpp(tmp_path, source):
+    """Every recipe's file loads there and gives the logits that the same file gives here."""
+    paths = [tmp_path / f"{r}.gguf" for r in recipes.NAMED if r != "F32"]
+    for p in paths:
+        rooflm.quantize(source, p, p.stem)
+    subprocess.run([sys.executable, "-c", LOAD, *map(str, paths)], check=True, capture_output=True)
+    for p in paths:
+        theirs = np.load(f"{p}.npy")
+        ours = rooflm.Model(p).session(compute="f32", kv="f32").eval(np.arange(3, 19), logits="all")
+        assert abs(ours - theirs).max() < 0.06 * abs(ours).max(), p.stem  # their activations are int8
 
 
 # --- what must not happen ------------------------------------------------------------------------------------

@@ -198,6 +198,23 @@ def solve(costs: Sequence[np.ndarray], losses: Sequence[np.ndarray], budget: flo
     return chosen[::-1]
 
 
+def by_threshold(
+    source: _core.GGUF, norms: Mapping[str, float], *, threshold: float = 1e-3, low: str = "Q4_K", high: str = "Q8_0"
+) -> dict[str, str]:
+    """A recipe by a rule of the field: `low` where a tensor's norm (of its gradient, say) is below the threshold,
+    `high` elsewhere. norms: by tensor, pattern or kind, the first that matches counts; "blk.3.*" is a layer. A tensor
+    without a norm is a ValueError: a rule with holes is none."""
+    recipe = {}
+    for name, t in source.tensors.items():
+        if not recipes.is_quantized_here(name, t.shape):
+            continue
+        found = [v for p, v in norms.items() if fnmatch.fnmatchcase(name, p) or kind_of(name) == p]
+        if not found:
+            raise ValueError(f"norms has no entry for {name}; add one, or '*' for the rest")
+        recipe[name] = recipes.check_type(low if found[0] < threshold else high)
+    return recipe
+
+
 def share_read(source: _core.GGUF, shape: recipes.Shape, name: str) -> float:
     """The share of a tensor's bytes that one token reads."""
     if name == "token_embd.weight" and not shape.tied:
