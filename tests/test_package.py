@@ -77,6 +77,7 @@ def test_documentation_points_to_files_that_exist():
 PAGES = [
     "README.md",
     "docs/comparing.md",
+    "docs/diagnosis.md",
     "docs/loading.md",
     "docs/machine.md",
     "docs/measuring.md",

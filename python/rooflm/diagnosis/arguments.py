@@ -6,23 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
-from rooflm._arguments import MODEL_HELP, natural, positive, session_arguments
-
-
-def sizes(text: str) -> list[int]:
-    """"0,4k,16k,1M" as numbers: k is 1024, M 1024 k, G 1024 M."""
-    out = []
-    for part in text.split(","):
-        scale = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(part[-1:].lower(), 1)
-        digits = part[:-1] if scale > 1 else part
-        if not digits.isdigit():
-            raise argparse.ArgumentTypeError(f"{part!r} is no number such as 4096, 4k or 1M")
-        out.append(int(digits) * scale)
-    return out
-
-
-def names(text: str) -> list[str]:
-    return text.split(",")
+from rooflm._arguments import MODEL_HELP, listed, positive, session_arguments, tokens
+from rooflm.device.sizes import parse_size
 
 
 def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
@@ -34,7 +19,7 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
     p.add_argument("--isa", help="best instruction-set tier to use")
     p.add_argument("--load", choices=("auto", "mmap", "copy"), default="auto", help="default auto")
-    p.add_argument("--depth", type=natural, default=0, metavar="TOKENS", help="context before the answer (default 0)")
+    p.add_argument("--depth", type=tokens, default=0, metavar="TOKENS", help="context before the answer (default 0)")
     p.add_argument("--gen", type=positive, default=32, metavar="TOKENS", help="tokens to decode at least (default 32)")
     p.add_argument("--all", action="store_true", help="what is not at fault, too, with its evidence")
 
@@ -59,14 +44,14 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p = command("sweep", "diagnosis.commands", "vary one thing: context, kv, cache, threads or kernels")
     p.add_argument("kind", choices=("context", "kv", "cache", "threads", "kernels"), help="what to vary")
     p.add_argument("model", nargs="?", help=MODEL_HELP + "; kv and cache take a 3B shape without one")
-    p.add_argument("--depth", type=sizes, metavar="N,N", help="context, kv: tokens in use, such as 0,4k,16k,32k")
-    p.add_argument("--ctx", type=sizes, metavar="N,N", help="context: tokens allocated, such as 4k,32k")
-    p.add_argument("--kv", type=names, metavar="T,T", help="types of the cache, such as f16,q8_0")
-    p.add_argument("--layout", type=names, metavar="L,L", help="kv, cache: tile,token,head")
-    p.add_argument("--sizes", type=sizes, metavar="B,B", help="cache: bytes, such as 64k,1M,64M")
-    p.add_argument("--threads", type=sizes, metavar="N,N", help="threads: counts; else one number")
+    p.add_argument("--depth", type=listed(tokens), metavar="N,N", help="context, kv: in use, such as 0,4k,32k")
+    p.add_argument("--ctx", type=listed(tokens), metavar="N,N", help="context: tokens allocated, such as 4k,32k")
+    p.add_argument("--kv", type=listed(str), metavar="T,T", help="types of the cache, such as f16,q8_0")
+    p.add_argument("--layout", type=listed(str), metavar="L,L", help="kv, cache: tile,token,head")
+    p.add_argument("--sizes", type=listed(parse_size), metavar="B,B", help="cache: bytes, such as 64k,1M,64M")
+    p.add_argument("--threads", type=listed(positive), metavar="N,N", help="threads: counts; else one number")
     p.add_argument("--cpus", action="append", metavar="LIST", help='threads: pin to these, such as "0-3"; repeatable')
-    p.add_argument("--tokens", type=sizes, metavar="N,N", help="kernels: tokens at once (default 1,64)")
+    p.add_argument("--tokens", type=listed(positive), metavar="N,N", help="kernels: tokens at once (default 1,64)")
     p.add_argument("--save", action="store_true", help="kernels: keep the fastest for this machine")
     p.add_argument("--choices", metavar="FILE", help="kernels: where to (default kernels.json in rooflm's cache)")
     p.add_argument("--repeats", type=positive, default=5, help="runs of each setting (default 5)")
@@ -80,8 +65,8 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("--kernel", help="kernel to start from, see rooflm kernels")
     p.add_argument("--isa", help="instruction-set tier to start from")
     p.add_argument("--load", choices=("auto", "mmap", "copy"), default="auto", help="default auto")
-    p.add_argument("--depth", type=natural, default=0, metavar="TOKENS", help="context in use (default 0)")
-    p.add_argument("--context", type=natural, metavar="TOKENS", help="try this much context instead, last of all")
+    p.add_argument("--depth", type=tokens, default=0, metavar="TOKENS", help="context in use (default 0)")
+    p.add_argument("--context", type=tokens, metavar="TOKENS", help="try this much context instead, last of all")
     p.add_argument("--file", action="append", default=[], metavar="FILE", help="try this file instead; repeatable")
     p.add_argument("--repeats", type=positive, default=3, help="runs of each side of a step (default 3)")
     p.add_argument("--plot", metavar="PNG", help="the gains as a waterfall")

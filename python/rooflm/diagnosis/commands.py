@@ -38,6 +38,13 @@ def doctor(args: argparse.Namespace) -> int:
     return 0
 
 
+def _kept(interrupt: KeyboardInterrupt) -> Any:
+    """What was measured before Ctrl-C; where nothing was, the interrupt goes on."""
+    if not hasattr(interrupt, "results"):
+        raise interrupt
+    return interrupt.results
+
+
 def _picture(result: Any, path: Optional[str]) -> None:
     if path:
         result.plot().figure.savefig(path, dpi=120)
@@ -70,7 +77,7 @@ def soak(args: argparse.Namespace) -> int:
             out=args.out, progress=_progress(args),
         )  # fmt: skip
     except KeyboardInterrupt as e:  # what was seen is worth more than the rest
-        result, interrupted = e.results, True  # type: ignore[attr-defined]
+        result, interrupted = _kept(e), True
     _clear(args)
     _picture(result, args.plot)
     if args.json:
@@ -101,8 +108,8 @@ def sweep(args: argparse.Namespace) -> int:
             args.kind, resolve_model(args.model) if args.model else None, **options, repeats=args.repeats, out=args.out,
             progress=_progress(args),
         )  # fmt: skip
-    except KeyboardInterrupt as e:  # what was measured is kept
-        result, interrupted = e.results, True  # type: ignore[attr-defined]
+    except KeyboardInterrupt as e:
+        result, interrupted = _kept(e), True
     _clear(args)
     if len(result):
         _picture(result, args.plot)
