@@ -265,13 +265,13 @@ def model(tmp_path_factory):
     return path
 
 
-SHORT = {"minutes": 0.02, "interval_s": 0.05, "gen": 4, "prompt": 4}
+SHORT = {"minutes": 0.01, "interval_s": 0.03, "gen": 4, "prompt": 4}
 
 
 def test_soak_ends_by_itself_and_finds_no_leak(model, tmp_path):
     for _ in range(2):  # the first run in a process warms up its allocators
         s = rooflm.soak(model, out=tmp_path / f"{_}.jsonl", **SHORT)
-    assert s.leaks == [] and s.samples[-1]["time_s"] >= 1.2 and "nothing leaks" in s.verdict
+    assert s.leaks == [] and s.samples[-1]["time_s"] >= 0.6 and "nothing leaks" in s.verdict
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
     assert [r["time_s"] for r in lines] == [x["time_s"] for x in s.samples]
     assert s.samples[-1]["cycles"] > len(s.samples) / 2
