@@ -226,24 +226,21 @@ static bool floats(rl_type type, const float *x, size_t n, uint8_t *out) {
     return type != RL_F16 || most < 0x7C00u;
 }
 
-static void note_bad(rl_quantize *q, size_t row, size_t col, int range) {
-    // Any bad row will do, the first one found by most runs; a lock would buy nothing.
-    size_t seen = __atomic_load_n(&q->bad_row, __ATOMIC_RELAXED);
-    while (row < seen && !__atomic_compare_exchange_n(&q->bad_row, &seen, row, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+// The least bad row counts, whichever thread finds one first.
+static bool note_bad(rl_quantize *q, size_t row) {
+    size_t seen = atomic_load_explicit(&q->bad_row, memory_order_relaxed);
+    while (row < seen && !atomic_compare_exchange_weak_explicit(&q->bad_row, &seen, row, memory_order_relaxed,
+                                                                memory_order_relaxed)) {
     }
-    if (row < seen) q->bad_col = col, q->bad_is_range = range;
+    return false;
 }
 
 static bool one_row(rl_quantize *q, size_t r, float *scratch) {
     const float *x = q->x + r * q->cols;
     uint8_t *out = q->out + r * q->row_bytes;
-    if (largest_bits(x, q->cols) >= 0x7F800000) {
-        size_t i = 0;
-        while (isfinite(x[i])) i++;
-        return note_bad(q, r, i, 0), false;
-    }
+    if (largest_bits(x, q->cols) >= 0x7F800000) return note_bad(q, r);
     const rl_quant_format *f = format_of(q->type);
-    if (!(f ? blocks(q, f, x, out) : floats(q->type, x, q->cols, out))) return note_bad(q, r, 0, 1), false;
+    if (!(f ? blocks(q, f, x, out) : floats(q->type, x, q->cols, out))) return note_bad(q, r);
     if (!q->errors) return true;
     double err = 0, sum = 0;
     q->dequant(out, scratch, q->cols);
@@ -270,8 +267,7 @@ void rl_quantize_region(void *arg, rl_team *team, int ith) {
 rl_status rl_quantize_init(rl_quantize *q, const rl_dispatch *d, int n_threads, rl_err *err) {
     const rl_dtype *t = rl_dtype_of(q->type);
     q->scratch = NULL;
-    q->bad_row = q->bad_col = SIZE_MAX;
-    q->bad_is_range = 0;
+    atomic_init(&q->bad_row, SIZE_MAX);
     if (!t || !rl_quant_writes(q->type))
         return rl_fail(err, RL_ERR_ARG, "weights cannot be written as %s", t ? t->name : "an unknown type");
     if (!q->cols || q->cols % t->block)
@@ -297,11 +293,12 @@ void rl_quantize_free(rl_quantize *q) {
 }
 
 rl_status rl_quantize_result(const rl_quantize *q, rl_err *err) {
-    if (q->bad_row == SIZE_MAX) return RL_OK;
-    const char *name = rl_dtype_of(q->type)->name;
-    if (q->bad_is_range)
-        return rl_fail(err, RL_ERR_ARG, "row %zu holds values too large for %s: a scale leaves half precision",
-                       q->bad_row, name);
-    return rl_fail(err, RL_ERR_ARG, "row %zu has %s in column %zu", q->bad_row,
-                   isnan(q->x[q->bad_row * q->cols + q->bad_col]) ? "NaN" : "an infinity", q->bad_col);
+    size_t row = atomic_load_explicit(&q->bad_row, memory_order_relaxed), i = 0;
+    if (row == SIZE_MAX) return RL_OK;
+    const float *x = q->x + row * q->cols;
+    while (i < q->cols && isfinite(x[i])) i++;
+    if (i == q->cols)
+        return rl_fail(err, RL_ERR_ARG, "row %zu holds values too large for %s: a scale leaves half precision", row,
+                       rl_dtype_of(q->type)->name);
+    return rl_fail(err, RL_ERR_ARG, "row %zu has %s in column %zu", row, isnan(x[i]) ? "NaN" : "an infinity", i);
 }

@@ -4,6 +4,8 @@
 #ifndef RL_QUANT_QUANTIZE_H
 #define RL_QUANT_QUANTIZE_H
 
+#include <stdatomic.h>
+
 #include "base/dtype.h"
 #include "base/status.h"
 #include "base/threads.h"
@@ -24,8 +26,7 @@ typedef struct rl_quantize {
     void (*dequant)(const void *blocks, float *out, size_t n);
     size_t row_bytes;
     float *scratch;
-    size_t bad_row, bad_col; // the first value that cannot be stored, set by the region; SIZE_MAX: none
-    int bad_is_range;        // it is finite, but its scale leaves half precision
+    atomic_size_t bad_row; // the first row that cannot be stored, found by the region; SIZE_MAX: none
 } rl_quantize;
 
 /// Checks sizes and importance, allocates scratch for n_threads. Free with rl_quantize_free, also after a failure.
