@@ -528,3 +528,13 @@ def test_facts_agree_with_proc():
     if hasattr(os, "sched_getaffinity"):
         assert m.allowed_cpus == sorted(os.sched_getaffinity(0))
     assert m.kernel == os.uname().release and not math.isnan(m.default_threads)
+
+
+def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch):
+    from rooflm._optional import need
+
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pandas"):
+        need("pandas")
+    with pytest.raises(ImportError, match=r"this needs not_installed: pip install 'rooflm\[plot\]'"):
+        need("not_installed.at_all")
