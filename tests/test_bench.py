@@ -118,7 +118,7 @@ def test_manifest_has_what_f1_lists(result, tiny):
 def test_conditions_are_sampled_beside_each_run(result):
     for r in result:
         sensors = r["sensors"]
-        assert sensors["clock_ghz"]["start"] > 0.1 and sensors["n_samples"] >= 2
+        assert sensors["clock_ghz"]["start"] > 0 and sensors["n_samples"] >= 2
         for key in ("temperature_c", "throttled"):
             assert sensors[key] is not None or sensors["unavailable"][key]
 
@@ -142,16 +142,18 @@ def test_hash_sees_one_changed_weight_of_any_tensor(tiny, tmp_path):
     assert model_hash(rooflm.GGUF(copy), full=True)[0] != model_hash(g, full=True)[0]
 
 
-def test_machine_manifest_reads_below_a_root(tmp_path):
+def test_machine_manifest_of_another_machines_files(tmp_path):
     def put(path, text):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    put("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n")
-    put("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "performance\n")
+    put("sys/devices/system/cpu/online", "0-1\n")
+    put("sys/devices/system/cpu/present", "0-1\n")
+    put("sys/devices/system/cpu/cpufreq/policy0/scaling_governor", "powersave\n")
+    put("sys/devices/system/cpu/cpufreq/policy1/scaling_governor", "performance\n")
     put("sys/class/dmi/id/bios_date", "04/01/2019\n")
     put("run/.containerenv", "")
-    m = machine_manifest({"cpu": "X"}, tmp_path)
+    m = machine_manifest(rooflm.machine(root=str(tmp_path)), tmp_path)
     assert (m["governor"], m["firmware_date"], m["container"]) == ("performance, powersave", "04/01/2019", "podman")
     assert machine_manifest({}, tmp_path / "none")["governor"] is None
 

@@ -46,7 +46,7 @@ MOVES = {
     "fallbacks": {"fallbacks": ["copied"]},
     "throttled": {"sensors__throttled": True},
     "temperature": {"sensors__temperature_c": {"start": 70.0}},
-    "clock": {"sensors__clock_ghz": {"end": 2.0}},
+    "clock": {"sensors__clock_ghz": {"start": 2.0, "end": 1.9}},
     "load of others": {"sensors__others_busy": 0.5},
     "read bandwidth": {"read_gbs": 12.0},
 }

@@ -80,7 +80,7 @@ FACTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 # Conditions: where, the least share (or amount, see ABSOLUTE) by which medians must differ, whose change they follow.
 CONDITIONS: dict[str, tuple[str, float, tuple[str, ...]]] = {
-    "clock": ("sensors.clock_ghz.end", 0.03, ("threads", "compute", "kernel", "isa", *HARDWARE)),
+    "clock": ("sensors.clock_ghz", 0.03, ("threads", "compute", "kernel", "isa", *HARDWARE)),
     "frequency": ("sensors.freq_mhz.median", 0.03, ("threads", "cpus", *HARDWARE)),
     "temperature": ("sensors.temperature_c.start", 8.0, HARDWARE),
     "load of others": ("sensors.others_busy", 0.10, ()),
@@ -256,7 +256,7 @@ def look_up(record: Mapping[str, Any], path: str) -> Any:
 def _values(records: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
     """The different values of a fact, or the median of a condition."""
     if name in CONDITIONS:
-        known = [v for r in records if (v := look_up(r, CONDITIONS[name][0])) is not None]
+        known = _measured(records, CONDITIONS[name][0])
         return [statistics.median(known)] if known else [None]
     path = FACTS[name][0]
     found = {record_line({"": look_up(r, path)}): look_up(r, path) for r in records}
@@ -304,10 +304,17 @@ def _differing_part(a: Any, b: Any) -> tuple[Any, Any]:
     return {k: a.get(k) for k in keys}, {k: b.get(k) for k in keys}
 
 
+def _measured(records: Iterable[Mapping[str, Any]], path: str) -> list[float]:
+    """What is known of a condition, one number per run. Of a clock timed before and after it is the higher one: an
+    interruption only ever makes it look slower."""
+    values = [look_up(r, path) for r in records]
+    return [max(v.values()) if isinstance(v, Mapping) else v for v in values if v is not None]
+
+
 def _condition_moved(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], path: str, least: float, absolute: bool
 ) -> Optional[tuple[float, float]]:
-    va, vb = ([v for r in side if (v := look_up(r, path)) is not None] for side in (a, b))
+    va, vb = _measured(a, path), _measured(b, path)
     if not va or not vb:
         return None
     ma, mb = statistics.median(va), statistics.median(vb)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
 import numpy as np
 
 from rooflm import _core
+from rooflm.device.files import Files
 from rooflm.inspecting import type_histogram
 
 SAMPLE_BYTES = 4096
@@ -85,35 +85,23 @@ def machine_manifest(facts: Mapping[str, Any], root: Union[str, os.PathLike[str]
         "kernel",
         "libc",
     )
-    base = Path(root)
     out = {k: facts.get(k) for k in keys}
-    cpu = base / "sys/devices/system/cpu"
-    governors = {_text(p) for p in cpu.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {None}
-    out["governor"] = ", ".join(sorted(str(g) for g in governors)) or None
+    governors = {p["governor"] for p in facts.get("cpufreq") or () if p["governor"]}
+    out["governor"] = ", ".join(sorted(governors)) or None
     out["isa_available"] = (facts.get("isa") or {}).get("available")
-    dmi = base / "sys/class/dmi/id"
-    boot_loader = _text(base / "proc/device-tree/chosen/u-boot,version")
-    out["firmware"] = facts.get("firmware") or _text(dmi / "bios_version") or boot_loader
-    out["firmware_date"] = facts.get("firmware_date") or _text(dmi / "bios_date")
-    out["container"] = container(base)
+    firmware = facts.get("firmware") or {}
+    out["firmware"], out["firmware_date"] = firmware.get("version"), firmware.get("date")
+    out["container"] = container(Files(root))
     return out
 
 
-def container(base: Path = Path("/")) -> Optional[str]:
+def container(files: Files) -> Optional[str]:
     """The kind of container around us, as far as its traces tell."""
-    if (base / ".dockerenv").exists():
+    if ".dockerenv" in files.names(""):
         return "docker"
-    if (base / "run/.containerenv").exists():
+    if ".containerenv" in files.names("run"):
         return "podman"
-    text = _text(base / "run/systemd/container")
-    return text or ("android" if platform.system() == "Linux" and hasattr(os, "getandroidapilevel") else None)
-
-
-def _text(path: Path) -> Optional[str]:
-    try:
-        return path.read_bytes().decode("utf-8", "replace").strip("\0\n ") or None
-    except OSError:
-        return None
+    return files.text("run/systemd/container") or None
 
 
 def build_manifest() -> dict[str, Any]:
