@@ -38,6 +38,9 @@ def test_lists_sweep_and_settings_take_turns(result):
     ]
     ran = sorted(result, key=lambda r: r["order"])
     assert [r["repeat"] for r in ran] == [0] * 4 + [1] * 4  # a whole round before the next
+    grid = [(depth, kv) for depth in (0, 8) for kv in ("f16", "q8_0")]
+    drawn = [grid[i] for repeat in (0, 1) for i in bench_module.shuffled(4, 0, repeat)]
+    assert [(r["depth"], r["kv"]) for r in ran] == drawn != grid * 2
     assert len({r["block"] for r in result}) == 1
 
 

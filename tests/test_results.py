@@ -107,6 +107,7 @@ def test_a_full_disk_loses_nothing_that_was_recorded(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="the 2 records before it are kept, resume=True") as e:
             f.append(record(repeat=2))
         assert e.value.errno == errno.ENOSPC and e.value.filename == str(path)
+    assert path.read_bytes().endswith(b"\n")  # nothing of the third line stays
     assert [r["repeat"] for r in read_records(path)] == [0, 1]
     room[0] = 100_000
     with RecordFile(path, resume=True) as f:
@@ -127,6 +128,7 @@ with RecordFile(sys.argv[1]) as f:
 """
     out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
     assert "OSError" in out.stderr and "the 8 records before it are kept" in out.stderr
+    assert path.read_bytes().endswith(b"\n")
     assert [r["i"] for r in read_records(path)] == list(range(8))
 
 
