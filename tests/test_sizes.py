@@ -227,6 +227,8 @@ def test_each_way_and_state_is_measured(loaded):
     assert small["anonymous_bytes"] - mapped["anonymous_bytes"] > 0.7 * size
     assert small["minor_faults"] > 0.9 * size / 4096 / max(1, os.sysconf("SC_PAGE_SIZE") // 4096)
     assert "mmap" in repr(r) and r.summary()[0]["ready_s"] > 0
+    r.save(path.with_suffix(".jsonl"))
+    assert repr(rooflm.Results.load(path.with_suffix(".jsonl"))) == repr(r)
 
 
 def test_cold_is_verified_or_said(loaded, tmp_path):

@@ -22,20 +22,6 @@ from rooflm.measuring.results import SCHEMA, Results
 
 WAYS = ("mmap", "buffered", "copy")
 STATES = ("cold", "warm")
-MEASURED = (
-    "ready_s",
-    "open_s",
-    "first_token_s",
-    "first_touch_s",
-    "major_faults",
-    "minor_faults",
-    "resident_before",
-    "read_gbs",
-)
-CAPTION = (
-    "medians; ready: open and the first token; first touch: what that token takes longer than the second; cold: the "
-    "page cache was dropped for the file and checked"
-)
 COLD = 0.02  # share of the pages that may have stayed
 NEVER_COLD = ("tmpfs", "ramfs", "rootfs", "hugetlbfs")
 
@@ -113,7 +99,7 @@ def load_times(
 
 def _results(records: list[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -> Results:
     ordered = sorted(records, key=lambda r: (pairs.index((r["load"], r["state"])), r["repeat"]))
-    return Results(ordered, measured=MEASURED, caption=CAPTION)
+    return Results(ordered)
 
 
 def _checked(name: str, value: Union[str, Sequence[str]], known: Sequence[str]) -> list[str]:

@@ -26,24 +26,40 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-# What the tables of a benchmark show. Other kinds of results name their own.
-MEASURED = (
-    "prefill_tps",
-    "decode_tps",
-    "ttft_ms",
-    "bytes_per_token",
-    "read_gbs",
-    "ceiling_tps",
-    "ceiling_share",
-)
-CAPTION = "medians; ceiling: the best read of the same bytes, before and after each repetition"
+# What tables show of each kind of record, and the line above them in a notebook.
+MEASURED = {
+    "bench": (
+        "prefill_tps",
+        "decode_tps",
+        "ttft_ms",
+        "bytes_per_token",
+        "read_gbs",
+        "ceiling_tps",
+        "ceiling_share",
+    ),
+    "load": (
+        "ready_s",
+        "open_s",
+        "first_token_s",
+        "first_touch_s",
+        "major_faults",
+        "minor_faults",
+        "resident_before",
+        "read_gbs",
+    ),
+}
+CAPTIONS = {
+    "bench": "medians; ceiling: the best read of the same bytes, before and after each repetition",
+    "load": "medians; ready: open and the first token; first touch: what that token takes longer than the second; "
+    "cold: the page cache was dropped for the file and checked",
+}
 
 
 class Results:
     """Records of runs; prints as a table of medians, one row per setting.
 
     records: dicts as described in rooflm.measuring.results. measured: the keys that tables and summaries show, by
-    default those of a benchmark that any record has. caption: one line above the table in a notebook.
+    default those of the records' kind. caption: one line above the table in a notebook.
     """
 
     def __init__(
@@ -63,7 +79,9 @@ class Results:
     def measured(self) -> tuple[str, ...]:
         if self._measured is not None:
             return self._measured
-        return tuple(k for k in MEASURED if any(k in r for r in self.records))
+        kinds = dict.fromkeys(str(r.get("kind", "bench")) for r in self.records)
+        keys = dict.fromkeys(k for kind in kinds for k in MEASURED.get(kind, MEASURED["bench"]))
+        return tuple(k for k in keys if any(k in r for r in self.records))
 
     @property
     def machine(self) -> Optional[dict[str, Any]]:
@@ -253,7 +271,8 @@ class Results:
 
     def _repr_html_(self) -> str:
         rows = self.summary()
-        caption = html.escape(self._caption or CAPTION)
+        kind = str(self.records[0].get("kind")) if self.records else ""
+        caption = html.escape(self._caption or CAPTIONS.get(kind, "medians"))
         return f"<p>{caption}</p>{html_table(rows, self._columns(rows))}"
 
 
