@@ -65,11 +65,11 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
         lin->rows = auto_rows(d, w->type, opts->int8_single);
     if (!lin->rows) return rl_fail(err, RL_ERR_KERNEL, "no kernel multiplies rows of %s", rl_dtype_of(w->type)->name);
     lin->rows_many = lin->rows;
-    if (!floats && opts->compute == RL_COMPUTE_AUTO && !opts->head) {
+    if (!floats && opts->compute == RL_COMPUTE_AUTO && !opts->wide) {
         const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q8, NULL);
         if (k8) lin->rows_many = k8;
     }
-    rl_linear_tile_plan(lin, d, opts->head);
+    rl_linear_tile_plan(lin, d, opts->wide);
     if (!opts->blas) return RL_OK;
     if (opts->compute != RL_COMPUTE_F32)
         return rl_fail(err, RL_ERR_ARG, "OpenBLAS multiplies float32: it goes with compute 'f32'");

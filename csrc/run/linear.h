@@ -18,8 +18,7 @@ typedef enum rl_compute { RL_COMPUTE_AUTO, RL_COMPUTE_INT8, RL_COMPUTE_INT16, RL
 
 typedef struct rl_blas rl_blas; // run/blas.h
 
-// What runs for one matrix, fixed when the session is made. `head` marks the output matrix: auto keeps it
-// int16.
+// What runs for one matrix, fixed when the session is made.
 typedef struct rl_linear {
     rl_mat w;
     rl_compute compute;
@@ -33,7 +32,7 @@ typedef struct rl_linear {
 
 typedef struct rl_linear_opts {
     rl_compute compute;
-    int head;
+    bool wide;           // auto keeps it int16 for any number of tokens
     bool int8_single;    // auto takes int8 for one token as well: int16 would not be free here
     const char *kernel;  // NULL or the name of the kernel that must be used
     const rl_blas *blas; // NULL, or OpenBLAS for prompts; with RL_COMPUTE_F32 only

@@ -23,13 +23,13 @@ static bool is_float(rl_type t) {
     return t == RL_F32 || t == RL_F16 || t == RL_BF16;
 }
 
-void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, int head) {
+void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide) {
     const rl_kernel *unpack, *mul = NULL;
     if (is_float(lin->w.type) || lin->compute == RL_COMPUTE_F32) {
         unpack = rl_kernel_find(d, RL_FAM_DEQUANT, lin->w.type, 0, NULL);
         if (unpack) mul = rl_kernel_find(d, RL_FAM_TILE_MUL, RL_TYPE_NONE, RL_ACT_F32, "f32");
     } else {
-        bool wide = lin->compute == RL_COMPUTE_INT16 || (lin->compute == RL_COMPUTE_AUTO && head);
+        bool wide = lin->compute == RL_COMPUTE_INT16 || (lin->compute == RL_COMPUTE_AUTO && keep_wide);
         unpack = rl_kernel_find(d, RL_FAM_TILE_UNPACK, lin->w.type, 0, NULL);
         if (unpack)
             mul = rl_kernel_find(d, RL_FAM_TILE_MUL, RL_TYPE_NONE, wide ? RL_ACT_Q16 : RL_ACT_Q8, unpack->layout);

@@ -8,7 +8,7 @@
 
 /// Sets lin->unpack, mul and tile_from from lin->w and lin->compute; leaves NULL where no tile exists. For
 /// float types and RL_COMPUTE_F32 `unpack` is the dequantizer of the type. `head` as in rl_linear_opts.
-void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, int head);
+void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide);
 
 /// Activation formats that lin's tile reads: a packed one (RL_ACT_Q8T, RL_ACT_Q16T or RL_ACT_F32T).
 unsigned rl_linear_tile_formats(const rl_linear *lin);
