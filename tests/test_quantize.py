@@ -94,6 +94,9 @@ def test_rules_that_the_real_models_do_not_meet(experts, gqa, expected):
     assert types["token_embd.weight"] == "Q2_K"
     for part, kind in expected.items():
         assert {types[n] for n in names if recipes.part_of(n) == part} == {kind}, part
+    large = recipes.Shape({n: (256, 256) for n in names}, 80, 0, 8, False)
+    assert recipes.named("Q4_K_S", large)["blk.3.attn_v.weight"] == "Q5_K"
+    assert recipes.named("Q6_K", large)["blk.3.attn_v.weight"] == "Q6_K"
     with_importance = recipes.named("Q4_0", s, importance=True)
     assert all(with_importance[n] == "Q4_0" for n in names if "attn_v" in n and not experts)
 

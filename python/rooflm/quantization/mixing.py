@@ -225,12 +225,10 @@ def share_read(source: _core.GGUF, shape: recipes.Shape, name: str) -> float:
     return 1.0
 
 
-def token_seconds(path: Any, threads: int, tokens: int = 24) -> float:
-    """Median time of one token of a file, behind a short context."""
-    from rooflm.model import Model
-
+def token_seconds(model: Any, threads: int, tokens: int = 24) -> float:
+    """Median time of one token of a rooflm.Model, behind a short context."""
     times = []
-    with Model(path).session(n_ctx=128, n_threads=threads) as s:
+    with model.session(n_ctx=128, n_threads=threads) as s:
         s.eval(np.full(8, 1, np.int32))
         for _ in range(tokens):
             start = time.perf_counter()
@@ -262,8 +260,8 @@ def mix(
              norms, whose squares weight the errors
     types    to choose from; default all quantized ones and F16
     imatrix  importance of columns, as rooflm.quantize takes it: give both the same
-    gbs      for speed_tps: GB/s at which rows are read, one number or {type: number}. None measures each type, and the
-             time of a token of the source, which shows what is spent besides reading matrices
+    gbs      for speed_tps: GB/s at which rows are read, one number or {type: number}. None measures each type, and then
+             a token of a first mix made in memory (as large as the result), which shows what else a token takes
     rows     of each tensor that errors are taken from
 
     Returns a Mix, a mapping that rooflm.quantize takes as recipe. ValueError for a target that cannot be reached, with
@@ -292,11 +290,12 @@ def mix(
     header = g.nbytes - sum(t.nbytes for t in g.tensors.values())
     read = {n: share_read(g, shape, n) for n in names}
     speeds: Optional[dict[str, float]] = None
-    besides = 0.0
+    besides = 0.0  # seconds of a token besides reading matrices at the types' rates
     if speed_tps is not None:
-        speeds, besides = _speeds(g, shape, choices, gbs, threads)
+        threads = int(_core._cpus()["default_threads"]) if threads is None else threads
+        speeds = _speeds(g, choices, gbs, threads)
         costs = [sizes[n] * read[n] / np.array([speeds[t] for t in choices[n]]) / 1e9 for n in names]
-        budget = 1 / speed_tps - besides
+        budget = 1 / speed_tps
     else:
         costs = [sizes[n].astype(float) for n in names]
         budget = (size_bytes - header if size_bytes is not None else (bits or 0) * values / 8) - kept
@@ -308,6 +307,14 @@ def mix(
         reach = _reach(given[0], high, besides, kept, header, values)
         raise ValueError(f"{given[0]}={targets[given[0]]} is more than these types fill: the most is {reach}")
     picked = solve(costs, losses, min(budget, high))
+    if speed_tps is not None and gbs is None:
+        # The rates are those of long rows in a row; a token of the mix itself, made in memory, shows the difference.
+        trial = {n: choices[n][k] for n, k in zip(names, picked)}
+        besides = _trial_seconds(g, trial, threads or 1) - sum(float(c[k]) for c, k in zip(costs, picked))
+        if budget - besides < low:
+            reach = _reach(given[0], low, besides, kept, header, values)
+            raise ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
+        picked = solve(costs, losses, min(budget - besides, high))
     chosen = {n: choices[n][k] for n, k in zip(names, picked)}
     nbytes = {n: int(sizes[n][k]) for n, k in zip(names, picked)}
     table_rows = [
@@ -345,25 +352,30 @@ def _reach(target: str, least: float, besides: float, kept: int, header: int, va
 
 
 def _speeds(
-    g: _core.GGUF, shape: recipes.Shape, choices: Mapping[str, Sequence[str]], gbs: Any, threads: Optional[int]
-) -> tuple[dict[str, float], float]:
-    """(GB/s of each type, seconds of a token besides reading matrices)."""
+    g: _core.GGUF, choices: Mapping[str, Sequence[str]], gbs: Union[None, float, Mapping[str, float]], threads: int
+) -> dict[str, float]:
+    """GB/s of each type."""
     every = sorted({t for c in choices.values() for t in c})
     if isinstance(gbs, Mapping):
         missing = [t for t in every if t not in gbs]
         if missing:
             raise ValueError(f"gbs has no entry for {missing[0]}")
-        return {t: float(gbs[t]) for t in every}, 0.0
+        return {t: float(gbs[t]) for t in every}
     if gbs is not None:
-        return dict.fromkeys(every, float(gbs)), 0.0
-    threads = int(_core._cpus()["default_threads"]) if threads is None else threads
-    own = {g.tensors[n].type for n in choices} & set(recipes.TYPES)
+        return dict.fromkeys(every, float(gbs))
     # Rows of 256 x n so that every type fits; the usual width of the model's rows.
     widths = [g.tensors[n].shape[-1] for n in choices]
     cols = max(256, int(np.median(widths)) // 256 * 256)
-    found = {t: r["gbs"] for t, r in formats.rates(sorted({*every, *own}), cols, threads=threads).items()}
-    reading = sum(
-        g.tensors[n].nbytes * share_read(g, shape, n) / found[g.tensors[n].type] / 1e9
-        for n in choices if g.tensors[n].type in found
-    )  # fmt: skip
-    return found, max(0.0, token_seconds(g, threads) - reading)
+    return {t: r["gbs"] for t, r in formats.rates(every, cols, threads=threads).items()}
+
+
+def _trial_seconds(g: _core.GGUF, chosen: Mapping[str, str], threads: int) -> float:
+    """Time of a token of the source with its matrices in these types, in memory."""
+    from rooflm.model import Model
+
+    replace = {}
+    for name, type in chosen.items():
+        t = g.tensors[name]
+        x = t.dequantize(threads=threads).reshape(-1, t.shape[-1])
+        replace[name] = (type, _core.quantize_rows(x, type, threads=threads).reshape(*t.shape[:-1], -1))
+    return token_seconds(Model(g, replace=replace), threads)

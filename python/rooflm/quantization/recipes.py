@@ -99,6 +99,8 @@ def _mixture(name: str, base: str, part: str, i: int, n: int, s: Shape, importan
             type = "Q5_K"
         else:
             type = base
+        if s.n_layer == 80 and s.gqa == 8 and type in ("Q3_K", "Q4_K"):  # a 70B: small, as eight heads share it
+            type = "Q5_K"
         return "Q8_0" if s.n_expert == 8 else type
     if part == "attn_k":
         return "Q8_0" if s.n_expert == 8 else base
