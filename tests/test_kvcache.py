@@ -196,6 +196,7 @@ def resident() -> int:
         return int(f.read().split()[1]) * 4096
 
 
+@pytest.mark.unsanitized  # resident memory
 def test_context_costs_nothing_until_used():
     """R31's memory side: 131072 tokens of 30 layers reserved, 10 used."""
     before = resident()
@@ -230,6 +231,7 @@ def test_full_stretches_become_huge_pages():
     assert gained >= 2048
 
 
+@pytest.mark.unsanitized  # resident memory
 def test_fifty_caches_come_and_go():
     x = random((4, 256, 2, 64))
     for i in range(50):

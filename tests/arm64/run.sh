@@ -58,7 +58,7 @@ run() { # CPU [pytest arguments]
     # Threads that wait spin, under emulation for long: once is enough.
     [ "$cpu" != cortex-a53 ] || select+=" and not any_number_of_threads"
     # shellcheck disable=SC2046
-    [ $# -gt 0 ] || set -- $(tests_for "$cpu") -k "$select"
+    [ $# -gt 0 ] || set -- $(tests_for "$cpu") -k "$select" -m "not slow and not unsanitized"
     QEMU_CPU=$cpu "$python" -m pytest -q -p no:cacheprovider --deselect tests/test_package.py::test_import_is_fast "$@" \
         >"$out/$cpu.log" 2>&1
 }
