@@ -19,6 +19,7 @@ from rooflm.measuring.manifest import build_manifest, engine_manifest, machine_m
 from rooflm.measuring.recording import PathLike, RecordFile, record_line
 from rooflm.measuring.results import SCHEMA, Results
 from rooflm.measuring.run import run_once, warm_up
+from rooflm.measuring.sizes import ModelArg
 from rooflm.model import Model
 
 # Arguments whose default is a choice that users should see when they left it alone.
@@ -34,8 +35,6 @@ DEFAULTS = {
     "load": "auto",
     "blas": None,
 }
-
-ModelArg = Union[Model, str, "os.PathLike[str]"]
 
 
 @checked_keywords

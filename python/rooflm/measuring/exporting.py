@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import statistics
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from rooflm._optional import need
@@ -83,7 +84,7 @@ def write_sqlite(records: Records, path: PathLike) -> int:
     """Adds the records that the database does not have yet; gives their number. Several processes may do so at once."""
     import sqlite3
 
-    with _closing(sqlite3.connect(os.fspath(path), timeout=BUSY_S)) as db:
+    with closing(sqlite3.connect(os.fspath(path), timeout=BUSY_S)) as db:
         added = 0
         with db:
             for statement in SQL.split(";\n"):
@@ -106,17 +107,11 @@ def read_sqlite(path: PathLike) -> list[dict[str, Any]]:
 
     if not os.path.isfile(path):
         raise FileNotFoundError(2, os.strerror(2), os.fspath(path))
-    with _closing(sqlite3.connect(os.fspath(path), timeout=BUSY_S)) as db:
+    with closing(sqlite3.connect(os.fspath(path), timeout=BUSY_S)) as db:
         try:
             return [json.loads(text) for (text,) in db.execute("select record from runs order by rowid")]
         except sqlite3.DatabaseError as e:
             raise ValueError(f"{os.fspath(path)}: not a database of records: {e}") from None
-
-
-def _closing(thing: Any) -> Any:
-    from contextlib import closing
-
-    return closing(thing)
 
 
 # ---- Markdown ----

@@ -49,6 +49,8 @@ def load_times(
     memory, None where the system does not tell), read_gbs of the memory that it ended in, and `state_reached`: False
     with `state_why` where the file could not be made cold (tmpfs, mapped by others, not ours) or warm.
     """
+    from rooflm import machine
+
     path = os.fspath(model)
     pairs = [(w, s) for w in _checked("ways", ways, WAYS) for s in _checked("states", states, STATES)]
     if repeats < 1:
@@ -59,7 +61,7 @@ def load_times(
     facts = model_manifest(gguf)
     gguf.close()  # pages that are mapped cannot be dropped
     del gguf
-    manifest = {"schema": SCHEMA, "model": facts, "machine": machine_manifest(_machine()), "build": build_manifest()}
+    manifest = {"schema": SCHEMA, "model": facts, "machine": machine_manifest(machine()), "build": build_manifest()}
     bar = Progress(repeats * len(pairs), progress)
     records: list[dict[str, Any]] = []
     try:
@@ -110,12 +112,6 @@ def _checked(name: str, value: Union[str, Sequence[str]], known: Sequence[str]) 
     if not values:
         raise ValueError(f"{name}=[] leaves nothing to run")
     return values
-
-
-def _machine() -> dict[str, Any]:
-    from rooflm import machine
-
-    return dict(machine())
 
 
 def prepare(path: str, state: str) -> tuple[Optional[float], Optional[bool], Optional[str]]:
