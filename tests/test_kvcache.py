@@ -209,6 +209,7 @@ def test_context_costs_nothing_until_used():
     assert grown < cache.nbytes + 6e6, grown
 
 
+@pytest.mark.unsanitized  # of this system's memory, not of an emulator's
 def test_full_stretches_become_huge_pages():
     def huge_kb():
         with open("/proc/self/smaps_rollup") as f:
