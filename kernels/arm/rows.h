@@ -16,6 +16,7 @@
 #ifndef RL_KERNELS_ARM_ROWS_H
 #define RL_KERNELS_ARM_ROWS_H
 
+#include "kernels/arm/loop.h"
 #include "kernels/arm/unpack.h"
 
 #define RL_CAT_(a, b, c, d) a##b##c##d
@@ -183,6 +184,7 @@ RL_INLINE void block_row(const uint8_t *w, const size_t bytes, block_fn unpack, 
     for (int i = 0; i < 4; i++) acc[i] = min[i] = vdupq_n_f32(0);
     size_t g = 0, n = cols / 32;
     for (; g + 4 <= n; g += 4, w += 4 * bytes) {
+        RL_LOOP(nt, 4 * bytes);
         prefetch(w, 4 * bytes);
         block_group(w, bytes, unpack, min_at, small, 4, x, g, acc, min, nt);
     }
@@ -240,6 +242,7 @@ RL_INLINE void super_row(const uint8_t *w, const size_t bytes, scales_fn scales_
     for (int t = 0; t < nt; t++) x[t] = act_at(act, tok + (size_t)t);
     for (int i = 0; i < 4; i++) acc[i] = min[i] = vdupq_n_f32(0);
     for (size_t g = 0; g < cols / 32; g += 8, w += bytes) {
+        RL_LOOP(nt, bytes);
         prefetch(w, bytes);
         scales sc = scales_of(w);
         float32x4_t ds[4][4];
