@@ -63,7 +63,7 @@ def marked_loop(lines: list[str], tokens: int) -> Loop:
     found = [loop for loop in innermost_loops(lines) if loop.marks and loop.tokens == tokens]
     if not found:
         raise ValueError(f"no innermost loop is marked with {tokens} tokens")
-    return max(found, key=lambda loop: len(loop.instructions))
+    return max(found, key=lambda loop: loop.bytes)
 
 
 def dot_loop(lines: list[str]) -> tuple[Loop, int]:

@@ -5,8 +5,9 @@
 
 #include "kernels/arm/unpack.h"
 
-// 16 bytes as floats times d, plus m where `add`.
-RL_INLINE void put16(int8x16_t q, float d, const int add, float m, float *out) {
+// 16 bytes, less an offset, as floats times d, plus m where `add`.
+RL_INLINE void put16(int8x16_t q, const int offset, float d, const int add, float m, float *out) {
+    q = vsubq_s8(q, vdupq_n_s8((int8_t)offset));
     int16x8_t a = vmovl_s8(vget_low_s8(q)), b = vmovl_high_s8(q);
     float32x4_t v[4] = {vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)),
                         vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_high_s16(b))};
@@ -22,8 +23,8 @@ RL_INLINE void put16(int8x16_t q, float d, const int add, float m, float *out) {
             int8x16_t v[2];                                                                                            \
             block_##T(w, v);                                                                                           \
             float d = half1(w), m = ADD ? half1(w + 2) : 0;                                                            \
-            put16(v[0], d, ADD, m, out);                                                                               \
-            put16(v[1], d, ADD, m, out + 16);                                                                          \
+            put16(v[0], OFFSET_##T, d, ADD, m, out);                                                                   \
+            put16(v[1], OFFSET_##T, d, ADD, m, out + 16);                                                              \
         }                                                                                                              \
     }
 DEQUANT_BLOCKS(q4_0, 18, 0)
@@ -34,12 +35,15 @@ DEQUANT_BLOCKS(q8_0, 34, 0)
 DEQUANT_BLOCKS(iq4nl, 18, 0)
 
 RL_INLINE void deq_super(const uint8_t *w, const size_t bytes, scales (*scales_of)(const uint8_t *),
-                         void (*half_of)(const uint8_t *, const int, int8x16_t *), const int per_16, const int add,
-                         float *out, size_t n) {
+                         void (*half_of)(const uint8_t *, const int, int8x16_t *), const int offset,
+                         const int per_16, const int add, float *out, size_t n) {
     for (; n; n -= 256, w += bytes) {
         scales sc = scales_of(w);
         float d[16], m[16] = {0};
-        for (int i = 0; i < (per_16 ? 4 : 2); i++) vst1q_f32(d + 4 * i, sc.s[i]);
+        if (per_16)
+            for (int i = 0; i < 4; i++) vst1q_f32(d + 4 * i, vmulq_n_f32(vcvtq_f32_s32(sc.n[i]), sc.d));
+        else
+            for (int i = 0; i < 2; i++) vst1q_f32(d + 4 * i, sc.s[i]);
         if (add && per_16) {
             for (int i = 0; i < 2; i++) {
                 float32x4_t a = vcvtq_f32_s32(vmovl_s16(vget_low_s16(sc.mn[i])));
@@ -58,14 +62,14 @@ RL_INLINE void deq_super(const uint8_t *w, const size_t bytes, scales (*scales_o
                 half_of(w, 0, v);
             for (int j = 0; j < 8; j++, out += 16) {
                 int g = per_16 ? 8 * half + j : 4 * half + j / 2;
-                put16(v[j], d[g], add, m[g], out);
+                put16(v[j], offset, d[g], add, m[g], out);
             }
         }
     }
 }
 #define DEQUANT_SUPER(T, BLOCK, PER_16, ADD)                                                                           \
     RL_INLINE void deq_##T(const uint8_t *w, float *out, size_t n) {                                                   \
-        deq_super(w, sizeof(BLOCK), scales_##T, half_##T, PER_16, ADD, out, n);                                        \
+        deq_super(w, sizeof(BLOCK), scales_##T, half_##T, OFFSET_##T, PER_16, ADD, out, n);                            \
     }
 DEQUANT_SUPER(q2k, rl_block_q2_k, 1, 1)
 DEQUANT_SUPER(q3k, rl_block_q3_k, 1, 0)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks to signed bytes in the order of their values, and their scales: what rows kernels and dequantizers share.
-// ARM multiplies signed bytes as fast as any, so offsets of storage are subtracted here and nothing is left to take
-// back later.
+// Blocks to bytes in the order of their values, and their scales: what rows kernels and dequantizers share. Offsets of
+// storage stay in the bytes: rows kernels subtract them from whole sums, where they cost the least.
 #ifndef RL_KERNELS_ARM_UNPACK_H
 #define RL_KERNELS_ARM_UNPACK_H
 
@@ -40,115 +39,139 @@ RL_INLINE float32x4_t half4(uint16x4_t h) {
     return vcvt_f32_f16(vreinterpret_f16_u16(h));
 }
 RL_INLINE float half1(const void *p) {
-    return vgetq_lane_f32(half4(vdup_n_u16(load16(p))), 0);
+    __fp16 h;
+    memcpy(&h, p, 2);
+    return h;
 }
 RL_INLINE int8x16_t iq4_lookup(bytes16 q) {
     static const int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     return vqtbl1q_s8(vld1q_s8(table), (uint8x16_t)q);
+}
+// 32 bytes as two loads. The compiler must not see that they are neighbours: it would join them to a pair (ldp), which
+// takes a Cortex-A55 six cycles instead of two.
+typedef struct {
+    bytes16 a, b;
+} bytes32;
+RL_INLINE const uint8_t *apart(const uint8_t *p) {
+    __asm__("" : "+r"(p));
+    return p;
+}
+RL_INLINE bytes32 load2(const uint8_t *p) {
+    return (bytes32){load_b(p), load_b(apart(p + 16))};
 }
 // Bit (or bits) `mask` at position `from`, moved to position `to`.
 RL_INLINE bytes16 bits_to(bytes16 v, const int from, const int to, const int mask) {
     v = from <= to ? v << (uint8_t)(from <= to ? to - from : 0) : v >> (uint8_t)(from > to ? from - to : 0);
     return v & (uint8_t)(mask << to);
 }
-RL_INLINE int8x16_t less(bytes16 v, const int offset) {
-    return (int8x16_t)(v - (uint8_t)offset);
-}
+
+// Weights are unpacked as stored; what is then to be subtracted from each:
+enum {
+    OFFSET_q4_0 = 8,
+    OFFSET_q4_1 = 0,
+    OFFSET_q5_0 = 0,
+    OFFSET_q5_1 = -16, // unpacked with its fifth bit as a sign
+    OFFSET_q8_0 = 0,
+    OFFSET_iq4nl = 0,
+    OFFSET_q2k = 0,
+    OFFSET_q3k = 4,
+    OFFSET_q4k = 0,
+    OFFSET_q5k = 0,
+    OFFSET_q6k = 32,
+    OFFSET_q8k = 0,
+    OFFSET_iq4xs = 0
+};
 
 // ---- blocks of 32 values: two vectors ----
 
-RL_INLINE void nibbles(const uint8_t *qs, bytes16 *v) {
+RL_INLINE void nibbles(const uint8_t *qs, int8x16_t *out) {
     bytes16 q = load_b(qs);
-    v[0] = q & 15;
-    v[1] = q >> 4;
+    out[0] = (int8x16_t)(q & 15);
+    out[1] = (int8x16_t)(q >> 4);
 }
-// Adds 16 to each value whose bit in the 4 bytes at qh is set.
-RL_INLINE void fifth_bits(const uint8_t *qh, bytes16 *v) {
+// Subtracts 16 from each value whose bit in the 4 bytes at qh is not set: four ones above a nibble.
+RL_INLINE void fifth_bits(const uint8_t *qh, int8x16_t *v) {
     static const uint8_t low[16] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
     const uint8x16_t at = vld1q_u8(low), bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ull));
-    uint8x16_t h = vreinterpretq_u8_u32(vdupq_n_u32(load32(qh)));
-    v[0] |= (bytes16)vtstq_u8(vqtbl1q_u8(h, at), bit) & 16;
-    v[1] |= (bytes16)vtstq_u8(vqtbl1q_u8(h, vaddq_u8(at, vdupq_n_u8(2))), bit) & 16;
+    uint8x16_t h = vreinterpretq_u8_u32(vdupq_n_u32(~load32(qh)));
+    v[0] = vsliq_n_s8(v[0], (int8x16_t)vtstq_u8(vqtbl1q_u8(h, at), bit), 4);
+    v[1] = vsliq_n_s8(v[1], (int8x16_t)vtstq_u8(vqtbl1q_u8(h, vaddq_u8(at, vdupq_n_u8(2))), bit), 4);
 }
 RL_INLINE void block_q4_0(const uint8_t *w, int8x16_t *out) {
-    bytes16 v[2];
-    nibbles(w + 2, v);
-    out[0] = less(v[0], 8);
-    out[1] = less(v[1], 8);
+    nibbles(w + 2, out);
 }
 RL_INLINE void block_q4_1(const uint8_t *w, int8x16_t *out) {
-    bytes16 v[2];
-    nibbles(w + 4, v);
-    out[0] = less(v[0], 0);
-    out[1] = less(v[1], 0);
+    nibbles(w + 4, out);
 }
 RL_INLINE void block_q5_0(const uint8_t *w, int8x16_t *out) {
-    bytes16 v[2];
-    nibbles(w + 6, v);
-    fifth_bits(w + 2, v);
-    out[0] = less(v[0], 16);
-    out[1] = less(v[1], 16);
+    nibbles(w + 6, out);
+    fifth_bits(w + 2, out);
 }
 RL_INLINE void block_q5_1(const uint8_t *w, int8x16_t *out) {
-    bytes16 v[2];
-    nibbles(w + 8, v);
-    fifth_bits(w + 4, v);
-    out[0] = less(v[0], 0);
-    out[1] = less(v[1], 0);
+    nibbles(w + 8, out);
+    fifth_bits(w + 4, out);
 }
 RL_INLINE void block_q8_0(const uint8_t *w, int8x16_t *out) {
-    out[0] = less(load_b(w + 2), 0);
-    out[1] = less(load_b(w + 18), 0);
+    bytes32 q = load2(w + 2);
+    out[0] = (int8x16_t)q.a;
+    out[1] = (int8x16_t)q.b;
 }
 RL_INLINE void block_iq4nl(const uint8_t *w, int8x16_t *out) {
-    bytes16 v[2];
-    nibbles(w + 2, v);
-    out[0] = iq4_lookup(v[0]);
-    out[1] = iq4_lookup(v[1]);
+    bytes16 q = load_b(w + 2);
+    out[0] = iq4_lookup(q & 15);
+    out[1] = iq4_lookup(q >> 4);
 }
 
 // ---- superblocks: half of one (128 values) as eight vectors ----
 
 RL_INLINE void half_q2k(const uint8_t *w, const int half, int8x16_t *out) {
-    for (int i = 0; i < 2; i++) {
-        bytes16 q = load_b(w + 16 + 32 * half + 16 * i);
-        for (int p = 0; p < 4; p++) out[2 * p + i] = less(bits_to(q, 2 * p, 0, 3), 0);
+    bytes32 q = load2(w + 16 + 32 * half);
+    for (int p = 0; p < 4; p++) {
+        out[2 * p] = (int8x16_t)bits_to(q.a, 2 * p, 0, 3);
+        out[2 * p + 1] = (int8x16_t)bits_to(q.b, 2 * p, 0, 3);
     }
 }
 RL_INLINE void half_q3k(const uint8_t *w, const int half, int8x16_t *out) {
-    for (int i = 0; i < 2; i++) {
-        bytes16 q = load_b(w + 32 + 32 * half + 16 * i), h = load_b(w + 16 * i);
-        for (int p = 0; p < 4; p++) out[2 * p + i] = less(bits_to(q, 2 * p, 0, 3) | bits_to(h, 4 * half + p, 2, 1), 4);
+    bytes32 q = load2(w + 32 + 32 * half), h = load2(w);
+    for (int p = 0; p < 4; p++) {
+        out[2 * p] = (int8x16_t)(bits_to(q.a, 2 * p, 0, 3) | bits_to(h.a, 4 * half + p, 2, 1));
+        out[2 * p + 1] = (int8x16_t)(bits_to(q.b, 2 * p, 0, 3) | bits_to(h.b, 4 * half + p, 2, 1));
     }
 }
 RL_INLINE void half_q4k(const uint8_t *w, const int half, int8x16_t *out) {
-    for (int i = 0; i < 4; i++) {
-        bytes16 q = load_b(w + 16 + 64 * half + 16 * i);
-        int at = i / 2 * 4 + i % 2;
-        out[at] = less(q & 15, 0);
-        out[at + 2] = less(q >> 4, 0);
+    for (int i = 0; i < 2; i++, out += 4) {
+        bytes32 q = load2(w + 16 + 64 * half + 32 * i);
+        out[0] = (int8x16_t)(q.a & 15);
+        out[1] = (int8x16_t)(q.b & 15);
+        out[2] = (int8x16_t)(q.a >> 4);
+        out[3] = (int8x16_t)(q.b >> 4);
     }
 }
 RL_INLINE void half_q5k(const uint8_t *w, const int half, int8x16_t *out) {
-    for (int i = 0; i < 4; i++) {
-        bytes16 q = load_b(w + 48 + 64 * half + 16 * i), h = load_b(w + 16 + i % 2 * 16);
-        int at = i / 2 * 4 + i % 2, bit = 4 * half + i / 2 * 2;
-        out[at] = less((q & 15) | bits_to(h, bit, 4, 1), 0);
-        out[at + 2] = less(q >> 4 | bits_to(h, bit + 1, 4, 1), 0);
+    bytes32 h = load2(w + 16);
+    for (int i = 0; i < 2; i++, out += 4) {
+        bytes32 q = load2(w + 48 + 64 * half + 32 * i);
+        int bit = 4 * half + 2 * i;
+        out[0] = (int8x16_t)((q.a & 15) | bits_to(h.a, bit, 4, 1));
+        out[1] = (int8x16_t)((q.b & 15) | bits_to(h.b, bit, 4, 1));
+        out[2] = (int8x16_t)(q.a >> 4 | bits_to(h.a, bit + 1, 4, 1));
+        out[3] = (int8x16_t)(q.b >> 4 | bits_to(h.b, bit + 1, 4, 1));
     }
 }
 RL_INLINE void half_q6k(const uint8_t *w, const int half, int8x16_t *out) {
-    for (int i = 0; i < 2; i++) {
-        bytes16 a = load_b(w + 64 * half + 16 * i), b = load_b(w + 64 * half + 32 + 16 * i);
-        bytes16 h = load_b(w + 128 + 32 * half + 16 * i);
-        out[i] = less((a & 15) | bits_to(h, 0, 4, 3), 32);
-        out[2 + i] = less((b & 15) | bits_to(h, 2, 4, 3), 32);
-        out[4 + i] = less(a >> 4 | bits_to(h, 4, 4, 3), 32);
-        out[6 + i] = less(b >> 4 | bits_to(h, 6, 4, 3), 32);
+    bytes32 lo = load2(w + 64 * half), hi = load2(w + 64 * half + 32), h = load2(w + 128 + 32 * half);
+    bytes16 q[4] = {lo.a, lo.b, hi.a, hi.b}, top[2] = {h.a, h.b};
+    for (int i = 0; i < 4; i++) {
+        out[i] = (int8x16_t)((q[i] & 15) | bits_to(top[i % 2], i / 2 * 2, 4, 3));
+        out[4 + i] = (int8x16_t)(q[i] >> 4 | bits_to(top[i % 2], 4 + i / 2 * 2, 4, 3));
     }
 }
 RL_INLINE void half_q8k(const uint8_t *w, const int half, int8x16_t *out) {
-    for (int i = 0; i < 8; i++) out[i] = less(load_b(w + 4 + 128 * half + 16 * i), 0);
+    for (int i = 0; i < 8; i += 2) {
+        bytes32 q = load2(w + 4 + 128 * half + 16 * i);
+        out[i] = (int8x16_t)q.a;
+        out[i + 1] = (int8x16_t)q.b;
+    }
 }
 RL_INLINE void half_iq4xs(const uint8_t *w, const int half, int8x16_t *out) {
     for (int i = 0; i < 4; i++) {
@@ -158,12 +181,13 @@ RL_INLINE void half_iq4xs(const uint8_t *w, const int half, int8x16_t *out) {
     }
 }
 
-// Scales of one superblock: s[0..1] (per 32 values) or s[0..3] (per 16). Minimums are subtracted: m per 32 values
-// times sums of 32 activations; or mn, integers per 16 values, times dm and sums of 16.
+// What multiplies the sums of one superblock. Per 32 values: floats s, and minimums m to be subtracted times the sums of
+// 32 activations. Per 16 values: integers n, to be multiplied by d, and minimums mn, times dm.
 typedef struct {
-    float32x4_t s[4], m[2];
+    float32x4_t s[2], m[2];
+    int32x4_t n[4];
     int16x8_t mn[2];
-    float dm;
+    float d, dm;
 } scales;
 
 RL_INLINE float32x4_t float_low(uint16x8_t v) {
@@ -172,14 +196,14 @@ RL_INLINE float32x4_t float_low(uint16x8_t v) {
 RL_INLINE float32x4_t float_high(uint16x8_t v) {
     return vcvtq_f32_u32(vmovl_high_u16(v));
 }
-// 16 signed bytes times d.
+// 16 signed bytes.
 RL_INLINE scales scales_16(int8x16_t sc, float d) {
-    scales s = {0};
+    scales s = {.d = d};
     int16x8_t a = vmovl_s8(vget_low_s8(sc)), b = vmovl_high_s8(sc);
-    s.s[0] = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), d);
-    s.s[1] = vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(a)), d);
-    s.s[2] = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), d);
-    s.s[3] = vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(b)), d);
+    s.n[0] = vmovl_s16(vget_low_s16(a));
+    s.n[1] = vmovl_high_s16(a);
+    s.n[2] = vmovl_s16(vget_low_s16(b));
+    s.n[3] = vmovl_high_s16(b);
     return s;
 }
 RL_INLINE scales scales_q2k(const uint8_t *w) {
@@ -209,12 +233,12 @@ RL_INLINE scales scales_q4k(const uint8_t *w) {
     uint64_t x = (a & six) | (uint64_t)((c & low) | (a >> 2 & high)) << 32;
     uint64_t y = (b & six) | (uint64_t)((c >> 4 & low) | (b >> 2 & high)) << 32;
     uint16x8_t sc = vmovl_u8(vcreate_u8(x)), mn = vmovl_u8(vcreate_u8(y));
-    float32x4_t d = half4(vreinterpret_u16_u32(vdup_n_u32(load32(w))));
+    float d = half1(w), dmin = half1(w + 2);
     scales s = {0};
-    s.s[0] = vmulq_laneq_f32(float_low(sc), d, 0);
-    s.s[1] = vmulq_laneq_f32(float_high(sc), d, 0);
-    s.m[0] = vmulq_laneq_f32(float_low(mn), d, 1);
-    s.m[1] = vmulq_laneq_f32(float_high(mn), d, 1);
+    s.s[0] = vmulq_n_f32(float_low(sc), d);
+    s.s[1] = vmulq_n_f32(float_high(sc), d);
+    s.m[0] = vmulq_n_f32(float_low(mn), dmin);
+    s.m[1] = vmulq_n_f32(float_high(mn), dmin);
     return s;
 }
 RL_INLINE scales scales_q5k(const uint8_t *w) {
