@@ -40,19 +40,11 @@ RL_INLINE void deq_super(const uint8_t *w, const size_t bytes, scales (*scales_o
     for (; n; n -= 256, w += bytes) {
         scales sc = scales_of(w);
         float d[16], m[16] = {0};
-        if (per_16)
-            for (int i = 0; i < 4; i++) vst1q_f32(d + 4 * i, vmulq_n_f32(vcvtq_f32_s32(sc.n[i]), sc.d));
-        else
-            for (int i = 0; i < 2; i++) vst1q_f32(d + 4 * i, sc.s[i]);
-        if (add && per_16) {
-            for (int i = 0; i < 2; i++) {
-                float32x4_t a = vcvtq_f32_s32(vmovl_s16(vget_low_s16(sc.mn[i])));
-                float32x4_t b = vcvtq_f32_s32(vmovl_high_s16(sc.mn[i]));
-                vst1q_f32(m + 8 * i, vmulq_n_f32(a, -sc.dm));
-                vst1q_f32(m + 8 * i + 4, vmulq_n_f32(b, -sc.dm));
-            }
-        } else if (add) {
-            for (int i = 0; i < 2; i++) vst1q_f32(m + 4 * i, vnegq_f32(sc.m[i])); // keeps the sign of zero
+        for (int i = 0; i < (per_16 ? 4 : 2); i++) {
+            float32x4_t n = per_16 ? vcvtq_f32_s32(vmovl_s16(quarter(sc.n16, i))) : float_half(sc.n32, i);
+            vst1q_f32(d + 4 * i, vmulq_n_f32(n, sc.d));
+            float32x4_t mn = per_16 ? vcvtq_f32_s32(vmovl_s16(quarter(sc.mn16, i))) : float_half(sc.mn, i);
+            if (add) vst1q_f32(m + 4 * i, vnegq_f32(vmulq_n_f32(mn, sc.dm))); // keeps the sign of zero
         }
         for (int half = 0; half < 2; half++) {
             int8x16_t v[8];

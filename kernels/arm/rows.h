@@ -36,18 +36,15 @@ RL_INLINE void prefetch(const uint8_t *w, size_t bytes) {
     for (size_t o = 0; o + 64 <= bytes; o += 64) __builtin_prefetch(w + 1024 + o);
 }
 
-RL_INLINE void finish(const piece *p, float32x4_t acc[][MAX_TOK], float32x4_t min[][MAX_TOK], const int nr,
-                      const int nt) {
-    for (int r = 0; r < nr; r++)
-        for (int t = 0; t < nt; t++)
-            p->out[(size_t)t * p->ld_out + (size_t)r] = vaddvq_f32(vsubq_f32(acc[r][t], min[r][t]));
-}
-
-RL_INLINE void start(const piece *p, act_ptr *x, float32x4_t acc[][MAX_TOK], float32x4_t min[][MAX_TOK], const int nr,
-                     const int nt) {
+RL_INLINE void start(const piece *p, act_ptr *x, float32x4_t acc[][MAX_TOK], const int nr, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(p->act, p->tok + (size_t)t);
     for (int r = 0; r < nr; r++)
-        for (int t = 0; t < nt; t++) acc[r][t] = min[r][t] = vdupq_n_f32(0);
+        for (int t = 0; t < nt; t++) acc[r][t] = vdupq_n_f32(0);
+}
+
+RL_INLINE void finish(const piece *p, float32x4_t acc[][MAX_TOK], const int nr, const int nt) {
+    for (int r = 0; r < nr; r++)
+        for (int t = 0; t < nt; t++) p->out[(size_t)t * p->ld_out + (size_t)r] = vaddvq_f32(acc[r][t]);
 }
 
 // ---- blocks of 32 values, four at a time ----
@@ -63,7 +60,7 @@ RL_INLINE float32x4_t gather(const uint8_t *w, const size_t bytes) {
 
 RL_INLINE void block_group(const uint8_t *w, size_t stride, const size_t bytes, block_fn unpack, const int min_at,
                            const int offset, const int small, const act_ptr *x, size_t g, float32x4_t acc[][MAX_TOK],
-                           float32x4_t min[][MAX_TOK], const int nr, const int nt) {
+                           const int nr, const int nt) {
     int8x16_t v[MAX_ROWS][8];
     float32x4_t d[MAX_ROWS], m[MAX_ROWS];
     for (int r = 0; r < nr; r++) {
@@ -79,7 +76,7 @@ RL_INLINE void block_group(const uint8_t *w, size_t stride, const size_t bytes, 
         for (int r = 0; r < nr; r++) {
             if (offset) sum[r] = vmlsq_n_s32(sum[r], act_sums32(x[t].b + 2 * g), offset);
             acc[r][t] = vfmaq_f32(acc[r][t], vcvtq_f32_s32(sum[r]), vmulq_f32(d[r], xs));
-            if (min_at) min[r][t] = vfmsq_f32(min[r][t], m[r], vld1q_f32(x[t].s + g));
+            if (min_at) acc[r][t] = vfmaq_f32(acc[r][t], m[r], vld1q_f32(x[t].s + g));
         }
     }
 }
@@ -87,21 +84,21 @@ RL_INLINE void block_group(const uint8_t *w, size_t stride, const size_t bytes, 
 RL_INLINE void block_rows(const piece *p, const size_t bytes, block_fn unpack, const int min_at, const int offset,
                           const int small, const int nr, const int nt) {
     act_ptr x[MAX_TOK];
-    float32x4_t acc[MAX_ROWS][MAX_TOK], min[MAX_ROWS][MAX_TOK];
-    start(p, x, acc, min, nr, nt);
+    float32x4_t acc[MAX_ROWS][MAX_TOK];
+    start(p, x, acc, nr, nt);
     const uint8_t *w = p->w;
     size_t g = 0, n = p->cols / 32;
     for (; g + 4 <= n; g += 4, w += 4 * bytes) {
         RL_LOOP(nt, nr * 4 * (int)bytes);
         for (int r = 0; r < nr; r++) prefetch(w + (size_t)r * p->stride, 4 * bytes);
-        block_group(w, p->stride, bytes, unpack, min_at, offset, small, x, g, acc, min, nr, nt);
+        block_group(w, p->stride, bytes, unpack, min_at, offset, small, x, g, acc, nr, nt);
     }
     if (g < n) { // the row may end the file: the last blocks are copied and followed by zeros
         uint8_t last[MAX_ROWS][4 * 34] = {{0}};
         for (int r = 0; r < nr; r++) memcpy(last[r], w + (size_t)r * p->stride, (n - g) * bytes);
-        block_group(last[0], sizeof last[0], bytes, unpack, min_at, offset, small, x, g, acc, min, nr, nt);
+        block_group(last[0], sizeof last[0], bytes, unpack, min_at, offset, small, x, g, acc, nr, nt);
     }
-    finish(p, acc, min, nr, nt);
+    finish(p, acc, nr, nt);
 }
 
 // ---- superblocks of 256 values ----
@@ -111,48 +108,47 @@ typedef void (*half_fn)(const uint8_t *, const int, int8x16_t *);
 
 enum { PER_32, PER_32_MIN, PER_16, PER_16_MIN }; // kinds of sub-scale
 
-// Sums of mn times the sums of 16 activations for the 4 groups of 32 of one half.
-RL_INLINE float32x4_t minimums(int16x8_t mn, const rl_sum16 *b) {
-    int32x4_t v[2];
-    act_sums16(b, v);
-    int32x4_t lo = vmulq_s32(vmovl_s16(vget_low_s16(mn)), v[0]), hi = vmulq_s32(vmovl_high_s16(mn), v[1]);
-    return vcvtq_f32_s32(vpaddq_s32(lo, hi));
+// What half a superblock adds to row r and token t: sums * sub-scales * activation scales, and the minimums.
+typedef struct {
+    float32x4_t sum[MAX_ROWS][MAX_TOK], min[MAX_ROWS][MAX_TOK];
+} halves;
+
+// The first half starts the sums, the second adds to them.
+RL_INLINE void add(float32x4_t *s, float32x4_t a, float32x4_t b, const int half) {
+    *s = half ? vfmaq_f32(*s, a, b) : vmulq_f32(a, b);
 }
 
-// Half a superblock, with one scale per 32 values.
+// One scale per 32 values.
 RL_INLINE void half_of_32(const int8x16_t v[][8], const scales *sc, const int kind, const int small, const act_ptr *x,
-                          size_t g, const int half, float32x4_t acc[][MAX_TOK], float32x4_t min[][MAX_TOK],
-                          const int nr, const int nt) {
+                          size_t g, const int half, halves *h, const int nr, const int nt) {
     for (int t = 0; t < nt; t++) {
         int32x4_t sum[MAX_ROWS];
         float32x4_t xs = act_scales(&x[t], g);
         sums_of_32(v, x[t].q + 32 * g, small, sum, nr);
         for (int r = 0; r < nr; r++) {
-            acc[r][t] = vfmaq_f32(acc[r][t], vcvtq_f32_s32(sum[r]), vmulq_f32(sc[r].s[half], xs));
-            if (kind == PER_32_MIN) min[r][t] = vfmaq_f32(min[r][t], sc[r].m[half], vld1q_f32(x[t].s + g));
+            add(&h->sum[r][t], vcvtq_f32_s32(sum[r]), vmulq_f32(float_half(sc[r].n32, half), xs), half);
+            if (kind == PER_32_MIN) add(&h->min[r][t], float_half(sc[r].mn, half), vld1q_f32(x[t].s + g), half);
         }
     }
 }
 
-// The same with one scale per 16. Integers take the sub-scales, too: 2 * 16 * 32 * 16,383 * 128 < 2^31 for Q6_K.
+// One scale per 16. Integers take the sub-scales, too: 2 * 16 * 32 * 16,383 * 128 < 2^31 for Q6_K.
 RL_INLINE void half_of_16(const int8x16_t v[][8], const scales *sc, const int kind, const int offset, const act_ptr *x,
-                          size_t g, const int half, float32x4_t acc[][MAX_TOK], float32x4_t min[][MAX_TOK],
-                          const int nr, const int nt) {
+                          size_t g, const int half, halves *h, const int nr, const int nt) {
     for (int t = 0; t < nt; t++) {
         int32x4_t sum[MAX_ROWS][2], b[2];
         float32x4_t xs = act_scales(&x[t], g);
         sums_of_16(v, x[t].q + 32 * g, sum, nr);
-        if (offset) act_sums16(x[t].b + 2 * g, b);
+        if (offset || kind == PER_16_MIN) act_sums16(x[t].b + 2 * g, b);
         for (int r = 0; r < nr; r++) {
-            for (int h = 0; h < 2; h++) {
-                if (offset) sum[r][h] = vmlsq_n_s32(sum[r][h], b[h], offset);
-                sum[r][h] = vmulq_s32(sum[r][h], sc[r].n[2 * half + h]);
+            int32x4_t m[2];
+            for (int i = 0; i < 2; i++) {
+                if (offset) sum[r][i] = vmlsq_n_s32(sum[r][i], b[i], offset);
+                sum[r][i] = vmulq_s32(sum[r][i], vmovl_s16(quarter(sc[r].n16, 2 * half + i)));
+                if (kind == PER_16_MIN) m[i] = vmulq_s32(b[i], vmovl_s16(quarter(sc[r].mn16, 2 * half + i)));
             }
-            float32x4_t f = vcvtq_f32_s32(vpaddq_s32(sum[r][0], sum[r][1]));
-            acc[r][t] = vfmaq_f32(acc[r][t], f, vmulq_n_f32(xs, sc[r].d));
-            if (kind == PER_16_MIN)
-                min[r][t] =
-                    vfmaq_f32(min[r][t], minimums(sc[r].mn[half], x[t].b + 2 * g), vmulq_n_f32(xs, sc[r].dm));
+            add(&h->sum[r][t], vcvtq_f32_s32(vpaddq_s32(sum[r][0], sum[r][1])), xs, half);
+            if (kind == PER_16_MIN) add(&h->min[r][t], vcvtq_f32_s32(vpaddq_s32(m[0], m[1])), xs, half);
         }
     }
 }
@@ -160,12 +156,13 @@ RL_INLINE void half_of_16(const int8x16_t v[][8], const scales *sc, const int ki
 RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_of, half_fn half_of, const int kind,
                           const int offset, const int small, const int nr, const int nt) {
     act_ptr x[MAX_TOK];
-    float32x4_t acc[MAX_ROWS][MAX_TOK], min[MAX_ROWS][MAX_TOK];
-    start(p, x, acc, min, nr, nt);
+    float32x4_t acc[MAX_ROWS][MAX_TOK];
+    start(p, x, acc, nr, nt);
     const uint8_t *w = p->w;
     for (size_t g = 0; g < p->cols / 32; g += 8, w += bytes) {
         RL_LOOP(nt, nr * (int)bytes);
         scales sc[MAX_ROWS];
+        halves h;
         for (int r = 0; r < nr; r++) {
             prefetch(w + (size_t)r * p->stride, bytes);
             sc[r] = scales_of(w + (size_t)r * p->stride);
@@ -177,12 +174,17 @@ RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_o
             size_t at = g + 4 * (size_t)half;
             for (int r = 0; r < nr; r++) half_of(w + (size_t)r * p->stride, half, v[r]);
             if (kind == PER_32 || kind == PER_32_MIN)
-                half_of_32(cv, sc, kind, small, x, at, half, acc, min, nr, nt);
+                half_of_32(cv, sc, kind, small, x, at, half, &h, nr, nt);
             else
-                half_of_16(cv, sc, kind, offset, x, at, half, acc, min, nr, nt);
+                half_of_16(cv, sc, kind, offset, x, at, half, &h, nr, nt);
         }
+        for (int r = 0; r < nr; r++)
+            for (int t = 0; t < nt; t++) {
+                acc[r][t] = vfmaq_n_f32(acc[r][t], h.sum[r][t], sc[r].d);
+                if (kind == PER_32_MIN || kind == PER_16_MIN) acc[r][t] = vfmsq_n_f32(acc[r][t], h.min[r][t], sc[r].dm);
+            }
     }
-    finish(p, acc, min, nr, nt);
+    finish(p, acc, nr, nt);
 }
 
 // ---- the functions ----

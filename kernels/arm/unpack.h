@@ -181,38 +181,30 @@ RL_INLINE void half_iq4xs(const uint8_t *w, const int half, int8x16_t *out) {
     }
 }
 
-// What multiplies the sums of one superblock. Per 32 values: floats s, and minimums m to be subtracted times the sums of
-// 32 activations. Per 16 values: integers n, to be multiplied by d, and minimums mn, times dm.
+// What multiplies the sums of one superblock: integers per 32 values (n32) or per 16 (n16), times d; and what is
+// subtracted: integers mn or mn16 times sums of activations, times dm. They are widened where they are used.
 typedef struct {
-    float32x4_t s[2], m[2];
-    int32x4_t n[4];
-    int16x8_t mn[2];
+    int16x8_t n32, mn;
+    int16x8_t n16[2], mn16[2];
     float d, dm;
 } scales;
 
-RL_INLINE float32x4_t float_low(uint16x8_t v) {
-    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(v)));
+RL_INLINE int16x4_t quarter(const int16x8_t *v, const int i) {
+    return i % 2 ? vget_high_s16(v[i / 2]) : vget_low_s16(v[i / 2]);
 }
-RL_INLINE float32x4_t float_high(uint16x8_t v) {
-    return vcvtq_f32_u32(vmovl_high_u16(v));
+RL_INLINE float32x4_t float_half(int16x8_t v, const int half) {
+    return vcvtq_f32_s32(half ? vmovl_high_s16(v) : vmovl_s16(vget_low_s16(v)));
 }
-// 16 signed bytes.
-RL_INLINE scales scales_16(int8x16_t sc, float d) {
-    scales s = {.d = d};
-    int16x8_t a = vmovl_s8(vget_low_s8(sc)), b = vmovl_high_s8(sc);
-    s.n[0] = vmovl_s16(vget_low_s16(a));
-    s.n[1] = vmovl_high_s16(a);
-    s.n[2] = vmovl_s16(vget_low_s16(b));
-    s.n[3] = vmovl_high_s16(b);
-    return s;
+RL_INLINE void widen_s8(int8x16_t v, int16x8_t *out) {
+    out[0] = vmovl_s8(vget_low_s8(v));
+    out[1] = vmovl_high_s8(v);
 }
+
 RL_INLINE scales scales_q2k(const uint8_t *w) {
     bytes16 v = load_b(w);
-    scales s = scales_16((int8x16_t)(v & 15), half1(w + 80));
-    uint8x16_t mn = (uint8x16_t)(v >> 4);
-    s.mn[0] = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(mn)));
-    s.mn[1] = vreinterpretq_s16_u16(vmovl_high_u8(mn));
-    s.dm = half1(w + 82);
+    scales s = {.d = half1(w + 80), .dm = half1(w + 82)};
+    widen_s8((int8x16_t)(v & 15), s.n16);
+    widen_s8((int8x16_t)(v >> 4), s.mn16);
     return s;
 }
 RL_INLINE scales scales_q3k(const uint8_t *w) {
@@ -220,10 +212,14 @@ RL_INLINE scales scales_q3k(const uint8_t *w) {
     const uint32_t low = 0x0F0F0F0Fu, high = 0x30303030u;
     uint64_t x = (a & low) | (h << 4 & high) | (uint64_t)((b & low) | (h << 2 & high)) << 32;
     uint64_t y = (a >> 4 & low) | (h & high) | (uint64_t)((b >> 4 & low) | (h >> 2 & high)) << 32;
-    return scales_16(vsubq_s8(vcombine_s8(vcreate_s8(x), vcreate_s8(y)), vdupq_n_s8(32)), half1(w + 108));
+    scales s = {.d = half1(w + 108)};
+    widen_s8(vsubq_s8(vcombine_s8(vcreate_s8(x), vcreate_s8(y)), vdupq_n_s8(32)), s.n16);
+    return s;
 }
 RL_INLINE scales scales_q6k(const uint8_t *w) {
-    return scales_16(vld1q_s8((const int8_t *)w + 192), half1(w + 208));
+    scales s = {.d = half1(w + 208)};
+    widen_s8(vld1q_s8((const int8_t *)w + 192), s.n16);
+    return s;
 }
 // 8 scales and 8 minimums of 6 bits each in the 12 bytes a, b, c behind two halves: a and b hold the low 4 groups
 // and the top bits of the others, c the low bits of those.
@@ -232,38 +228,26 @@ RL_INLINE scales scales_q4k(const uint8_t *w) {
     const uint32_t six = 0x3F3F3F3Fu, low = 0x0F0F0F0Fu, high = 0x30303030u;
     uint64_t x = (a & six) | (uint64_t)((c & low) | (a >> 2 & high)) << 32;
     uint64_t y = (b & six) | (uint64_t)((c >> 4 & low) | (b >> 2 & high)) << 32;
-    uint16x8_t sc = vmovl_u8(vcreate_u8(x)), mn = vmovl_u8(vcreate_u8(y));
-    float d = half1(w), dmin = half1(w + 2);
-    scales s = {0};
-    s.s[0] = vmulq_n_f32(float_low(sc), d);
-    s.s[1] = vmulq_n_f32(float_high(sc), d);
-    s.m[0] = vmulq_n_f32(float_low(mn), dmin);
-    s.m[1] = vmulq_n_f32(float_high(mn), dmin);
+    scales s = {.d = half1(w), .dm = half1(w + 2)};
+    s.n32 = vmovl_s8(vcreate_s8(x));
+    s.mn = vmovl_s8(vcreate_s8(y));
     return s;
 }
 RL_INLINE scales scales_q5k(const uint8_t *w) {
     return scales_q4k(w);
 }
 RL_INLINE scales scales_q8k(const uint8_t *w) {
-    scales s = {0};
-    float d;
-    memcpy(&d, w, 4);
-    s.s[0] = s.s[1] = vdupq_n_f32(d);
+    scales s = {.n32 = vdupq_n_s16(1)};
+    memcpy(&s.d, w, 4);
     return s;
 }
 RL_INLINE scales scales_iq4xs(const uint8_t *w) {
-    static const int32_t by4[8] = {0, -4, -8, -12, -16, -20, -24, -28};
-    const int32x4_t low0 = vld1q_s32(by4), low1 = vld1q_s32(by4 + 4);
-    uint32x4_t l = vdupq_n_u32(load32(w + 4)), h = vdupq_n_u32(load16(w + 2));
-    float d = half1(w);
-    scales s = {0};
-    for (int i = 0; i < 2; i++) {
-        int32x4_t by = i ? low1 : low0;
-        uint32x4_t a = vandq_u32(vshlq_u32(l, by), vdupq_n_u32(15));
-        uint32x4_t b = vandq_u32(vshlq_u32(h, vshrq_n_s32(by, 1)), vdupq_n_u32(3));
-        int32x4_t sc = vsubq_s32(vreinterpretq_s32_u32(vorrq_u32(a, vshlq_n_u32(b, 4))), vdupq_n_s32(32));
-        s.s[i] = vmulq_n_f32(vcvtq_f32_s32(sc), d);
-    }
+    static const int16_t low_by[8] = {0, -4, -8, -12, 0, -4, -8, -12}, high_by[8] = {0, -2, -4, -6, -8, -10, -12, -14};
+    uint16x8_t l = vcombine_u16(vdup_n_u16(load16(w + 4)), vdup_n_u16(load16(w + 6))), h = vdupq_n_u16(load16(w + 2));
+    l = vandq_u16(vshlq_u16(l, vld1q_s16(low_by)), vdupq_n_u16(15));
+    h = vandq_u16(vshlq_u16(h, vld1q_s16(high_by)), vdupq_n_u16(3));
+    scales s = {.d = half1(w)};
+    s.n32 = vsubq_s16(vreinterpretq_s16_u16(vorrq_u16(l, vshlq_n_u16(h, 4))), vdupq_n_s16(32));
     return s;
 }
 
