@@ -96,7 +96,7 @@ class Toolbox:
             raise SystemExit(f"{source}: {name}: {e}") from None
 
     def cycles(self, cpu: str, loop: Loop) -> float:
-        """Cycles of one round in the steady state: what 100 more rounds cost."""
+        """Cycles of one round in the steady state: what 40 more rounds cost."""
 
         def total(n: int) -> int:
             cmd = [self.mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={n}", "-json", "-"]
@@ -105,7 +105,7 @@ class Toolbox:
                 raise SystemExit(f"{shlex.join(cmd)}: {run.stderr}")
             return json.loads(run.stdout)["CodeRegions"][0]["SummaryView"]["TotalCycles"]
 
-        return (total(200) - total(100)) / 100
+        return (total(60) - total(20)) / 40
 
 
 def newest_mca() -> str:

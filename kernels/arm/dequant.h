@@ -35,8 +35,8 @@ DEQUANT_BLOCKS(q8_0, 34, 0)
 DEQUANT_BLOCKS(iq4nl, 18, 0)
 
 RL_INLINE void deq_super(const uint8_t *w, const size_t bytes, scales (*scales_of)(const uint8_t *),
-                         void (*half_of)(const uint8_t *, const int, int8x16_t *), const int offset,
-                         const int per_16, const int add, float *out, size_t n) {
+                         void (*half_of)(const uint8_t *, const int, int8x16_t *), const int offset, const int per_16,
+                         const int add, float *out, size_t n) {
     for (; n; n -= 256, w += bytes) {
         scales sc = scales_of(w);
         float d[16], m[16] = {0};

@@ -5,7 +5,8 @@
 // The plan of every kernel: unpack 128 weights to eight vectors of bytes, form the exact integer sums of their scale
 // groups, four to a vector, subtract offset * sum of the activations, convert, and FMA with block scale * sub-scale *
 // activation scale. Activations are read in their natural order. What minimums add needs only sums of activations.
-// One token is multiplied with two rows at a time, since loads are what these cores run out of first.
+// One token is multiplied with two rows at a time, or four where nothing needs unpacking: loads are what these cores
+// run out of first.
 #ifndef RL_KERNELS_ARM_ROWS_H
 #define RL_KERNELS_ARM_ROWS_H
 
@@ -20,7 +21,6 @@
 #define RL_ROWS_NAME(T) RL_CAT(rl_rows_, T, _q16_, RL_ISA)
 #endif
 
-#define MAX_ROWS 2
 #define MAX_TOK 4
 
 // What one call of a row function works on: nr rows `stride` bytes apart times nt tokens from `tok` on.
@@ -75,7 +75,7 @@ RL_INLINE void block_group(const uint8_t *w, size_t stride, const size_t bytes, 
         sums_of_32((const int8x16_t(*)[8])v, x[t].q + 32 * g, small, sum, nr);
         for (int r = 0; r < nr; r++) {
             if (offset) sum[r] = vmlsq_n_s32(sum[r], act_sums32(x[t].b + 2 * g), offset);
-            acc[r][t] = vfmaq_f32(acc[r][t], vcvtq_f32_s32(sum[r]), vmulq_f32(d[r], xs));
+            acc[r][t] = vfmaq_f32(acc[r][t], SUM_AS_FLOAT(sum[r]), vmulq_f32(d[r], xs));
             if (min_at) acc[r][t] = vfmaq_f32(acc[r][t], m[r], vld1q_f32(x[t].s + g));
         }
     }
@@ -126,7 +126,7 @@ RL_INLINE void half_of_32(const int8x16_t v[][8], const scales *sc, const int ki
         float32x4_t xs = act_scales(&x[t], g);
         sums_of_32(v, x[t].q + 32 * g, small, sum, nr);
         for (int r = 0; r < nr; r++) {
-            add(&h->sum[r][t], vcvtq_f32_s32(sum[r]), vmulq_f32(float_half(sc[r].n32, half), xs), half);
+            add(&h->sum[r][t], SUM_AS_FLOAT(sum[r]), vmulq_f32(float_half(sc[r].n32, half), xs), half);
             if (kind == PER_32_MIN) add(&h->min[r][t], float_half(sc[r].mn, half), vld1q_f32(x[t].s + g), half);
         }
     }
@@ -189,8 +189,8 @@ RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_o
 
 // ---- the functions ----
 
-// Rows in pairs with one token, one by one with 2 or 4.
-#define RL_DRIVE(T, FN, ...)                                                                                           \
+// With one token NR rows at a time, one by one with 2 or 4.
+#define RL_DRIVE(T, FN, NR, ...)                                                                                       \
     void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \
     void RL_ROWS_NAME(T)(const rl_rows_args *a) {                                                                      \
         piece p = {a->w, a->row_bytes, a->cols, a->tok0, a->act, a->out, a->ld_out};                                   \
@@ -207,28 +207,29 @@ RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_o
             }                                                                                                          \
         }                                                                                                              \
         p.tok = a->tok0 + many;                                                                                        \
-        for (size_t r = 0; many < a->n_tok && r < a->n_rows; r += 2) {                                                 \
+        for (size_t r = 0; many < a->n_tok && r < a->n_rows;) {                                                        \
             p.w = a->w + r * a->row_bytes;                                                                             \
             p.out = a->out + many * a->ld_out + r;                                                                     \
-            if (a->n_rows - r >= 2)                                                                                    \
-                FN(&p, __VA_ARGS__, 2, 1);                                                                             \
+            if (a->n_rows - r >= NR)                                                                                   \
+                FN(&p, __VA_ARGS__, NR, 1);                                                                            \
             else                                                                                                       \
                 FN(&p, __VA_ARGS__, 1, 1);                                                                             \
+            r += a->n_rows - r >= NR ? NR : 1;                                                                         \
         }                                                                                                              \
     }
 
-RL_DRIVE(q4_0, block_rows, 18, block_q4_0, 0, OFFSET_q4_0, 1)
-RL_DRIVE(q4_1, block_rows, 20, block_q4_1, 2, OFFSET_q4_1, 1)
-RL_DRIVE(q5_0, block_rows, 22, block_q5_0, 0, OFFSET_q5_0, 1)
-RL_DRIVE(q5_1, block_rows, 24, block_q5_1, 2, OFFSET_q5_1, 1)
-RL_DRIVE(q8_0, block_rows, 34, block_q8_0, 0, OFFSET_q8_0, 0)
-RL_DRIVE(iq4nl, block_rows, 18, block_iq4nl, 0, OFFSET_iq4nl, 0)
-RL_DRIVE(q2k, super_rows, sizeof(rl_block_q2_k), scales_q2k, half_q2k, PER_16_MIN, OFFSET_q2k, 1)
-RL_DRIVE(q3k, super_rows, sizeof(rl_block_q3_k), scales_q3k, half_q3k, PER_16, OFFSET_q3k, 1)
-RL_DRIVE(q4k, super_rows, sizeof(rl_block_q4_k), scales_q4k, half_q4k, PER_32_MIN, OFFSET_q4k, 1)
-RL_DRIVE(q5k, super_rows, sizeof(rl_block_q5_k), scales_q5k, half_q5k, PER_32_MIN, OFFSET_q5k, 1)
-RL_DRIVE(q6k, super_rows, sizeof(rl_block_q6_k), scales_q6k, half_q6k, PER_16, OFFSET_q6k, 1)
-RL_DRIVE(q8k, super_rows, sizeof(rl_block_q8_k), scales_q8k, half_q8k, PER_32, OFFSET_q8k, 0)
-RL_DRIVE(iq4xs, super_rows, sizeof(rl_block_iq4_xs), scales_iq4xs, half_iq4xs, PER_32, OFFSET_iq4xs, 0)
+RL_DRIVE(q4_0, block_rows, 2, 18, block_q4_0, 0, OFFSET_q4_0, 1)
+RL_DRIVE(q4_1, block_rows, 2, 20, block_q4_1, 2, OFFSET_q4_1, 1)
+RL_DRIVE(q5_0, block_rows, 2, 22, block_q5_0, 0, OFFSET_q5_0, 1)
+RL_DRIVE(q5_1, block_rows, 2, 24, block_q5_1, 2, OFFSET_q5_1, 1)
+RL_DRIVE(q8_0, block_rows, 4, 34, block_q8_0, 0, OFFSET_q8_0, 0)
+RL_DRIVE(iq4nl, block_rows, 2, 18, block_iq4nl, 0, OFFSET_iq4nl, 0)
+RL_DRIVE(q2k, super_rows, 2, sizeof(rl_block_q2_k), scales_q2k, half_q2k, PER_16_MIN, OFFSET_q2k, 1)
+RL_DRIVE(q3k, super_rows, 2, sizeof(rl_block_q3_k), scales_q3k, half_q3k, PER_16, OFFSET_q3k, 1)
+RL_DRIVE(q4k, super_rows, 2, sizeof(rl_block_q4_k), scales_q4k, half_q4k, PER_32_MIN, OFFSET_q4k, 1)
+RL_DRIVE(q5k, super_rows, 2, sizeof(rl_block_q5_k), scales_q5k, half_q5k, PER_32_MIN, OFFSET_q5k, 1)
+RL_DRIVE(q6k, super_rows, 2, sizeof(rl_block_q6_k), scales_q6k, half_q6k, PER_16, OFFSET_q6k, 1)
+RL_DRIVE(q8k, super_rows, 2, sizeof(rl_block_q8_k), scales_q8k, half_q8k, PER_32, OFFSET_q8k, 0)
+RL_DRIVE(iq4xs, super_rows, 2, sizeof(rl_block_iq4_xs), scales_iq4xs, half_iq4xs, PER_32, OFFSET_iq4xs, 0)
 
 #endif

@@ -65,6 +65,14 @@ RL_INLINE bytes16 bits_to(bytes16 v, const int from, const int to, const int mas
     return v & (uint8_t)(mask << to);
 }
 
+// Nibbles below the bits of `top`, which lie from bit 4 on.
+RL_INLINE int8x16_t low_below(bytes16 q, bytes16 top) {
+    return (int8x16_t)vbslq_u8(vdupq_n_u8(15), (uint8x16_t)q, (uint8x16_t)top);
+}
+RL_INLINE int8x16_t high_below(bytes16 q, bytes16 top) {
+    return (int8x16_t)vsriq_n_u8((uint8x16_t)top, (uint8x16_t)q, 4);
+}
+
 // Weights are unpacked as stored; what is then to be subtracted from each:
 enum {
     OFFSET_q4_0 = 8,
@@ -152,18 +160,18 @@ RL_INLINE void half_q5k(const uint8_t *w, const int half, int8x16_t *out) {
     for (int i = 0; i < 2; i++, out += 4) {
         bytes32 q = load2(w + 48 + 64 * half + 32 * i);
         int bit = 4 * half + 2 * i;
-        out[0] = (int8x16_t)((q.a & 15) | bits_to(h.a, bit, 4, 1));
-        out[1] = (int8x16_t)((q.b & 15) | bits_to(h.b, bit, 4, 1));
-        out[2] = (int8x16_t)(q.a >> 4 | bits_to(h.a, bit + 1, 4, 1));
-        out[3] = (int8x16_t)(q.b >> 4 | bits_to(h.b, bit + 1, 4, 1));
+        out[0] = low_below(q.a, bits_to(h.a, bit, 4, 1));
+        out[1] = low_below(q.b, bits_to(h.b, bit, 4, 1));
+        out[2] = high_below(q.a, bits_to(h.a, bit + 1, 4, 1));
+        out[3] = high_below(q.b, bits_to(h.b, bit + 1, 4, 1));
     }
 }
 RL_INLINE void half_q6k(const uint8_t *w, const int half, int8x16_t *out) {
     bytes32 lo = load2(w + 64 * half), hi = load2(w + 64 * half + 32), h = load2(w + 128 + 32 * half);
     bytes16 q[4] = {lo.a, lo.b, hi.a, hi.b}, top[2] = {h.a, h.b};
     for (int i = 0; i < 4; i++) {
-        out[i] = (int8x16_t)((q[i] & 15) | bits_to(top[i % 2], i / 2 * 2, 4, 3));
-        out[4 + i] = (int8x16_t)(q[i] >> 4 | bits_to(top[i % 2], 4 + i / 2 * 2, 4, 3));
+        out[i] = low_below(q[i], bits_to(top[i % 2], i / 2 * 2, 4, 3));
+        out[4 + i] = high_below(q[i], bits_to(top[i % 2], 4 + i / 2 * 2, 4, 3));
     }
 }
 RL_INLINE void half_q8k(const uint8_t *w, const int half, int8x16_t *out) {
