@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from asm_loops import Loop, dot_loop, functions, marked_loop
@@ -77,7 +77,7 @@ class Toolbox:
             for m in re.finditer(r'RL_TIER\((\w+), arm,\s*"([^"]*)"', (ROOT / "kernels" / "tiers.h").read_text())
         }
 
-    @lru_cache(maxsize=None)  # noqa: B019 - one toolbox for the whole run
+    @cache  # noqa: B019 - one toolbox for the whole run
     def functions(self, source: Path, tier: str, flags: tuple[str, ...]) -> dict[str, list[str]]:
         """The assembly of one file, optimised as setup.py does."""
         base = ["-std=gnu11", "-O3", "-DNDEBUG", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
@@ -99,7 +99,8 @@ class Toolbox:
         """Cycles of one round in the steady state: what 40 more rounds cost."""
 
         def total(n: int) -> int:
-            cmd = [self.mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={n}", "-json", "-"]
+            cmd = [self.mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm"]
+            cmd += [f"-iterations={n}", "-json", "-"]
             run = subprocess.run(cmd, input="\n".join(loop.instructions) + "\n", capture_output=True, text=True)
             if run.returncode:
                 raise SystemExit(f"{shlex.join(cmd)}: {run.stderr}")
@@ -144,11 +145,11 @@ def rows(tools: Toolbox, args: argparse.Namespace) -> list[Record]:
         for kind in args.type:
             if kind == "F16":
                 name = "rl_rows_f16_f32_neon"
-                loop = tools.own("rows_f16_neon.c", "neon", name, args.tokens)
+                loop = tools.own("rows_f32_neon.c", "neon", name, args.tokens)
                 made.append(record(tools, cpu, name, kind, "f32", loop))
                 continue
             for act in args.act:
-                tier = "dotprod" if best == "i8mm" and args.tokens == 1 else best
+                tier = "dotprod" if best == "i8mm" and args.tokens == 1 else best  # smmla wants two tokens
                 name = f"rl_rows_{kind.lower().replace('_k', 'k')}_{ACTS[act]}_{tier}"
                 loop = tools.own(f"rows_{ACTS[act]}_{tier}.c", tier, name, args.tokens)
                 made.append(record(tools, cpu, name, kind, act, loop))
@@ -185,21 +186,24 @@ def attention(tools: Toolbox, args: argparse.Namespace) -> list[Record]:
     made = []
     for cpu in args.cpu:
         tier = "neon" if (args.isa or CPUS[cpu][1]) == "neon" else "dotprod"
+        kinds = (("q8_0", "int16", tier, f"attn_q8_{tier}.c"), ("f16", "f32", "neon", "attn_float_neon.c"))
         for side in "kv":
-            for kind, act, t, source in (("q8_0", "int16", tier, f"attn_q8_{tier}.c"), ("f16", "f32", "neon", "attn_float_neon.c")):
+            for kind, act, t, source in kinds:
                 name = f"rl_attn_{side}_{kind}_tile_{t}"
                 made.append(record(tools, cpu, name, f"{side} {kind}", act, tools.own(source, t, name, 3)))
     return made
 
 
 def print_table(records: list[Record]) -> None:
-    print(f"{'cpu':<12}{'GHz':>5}  {'kernel':<34}{'tok':>4}{'cycles/B':>10}{'GB/s':>7}  4 cores take", end="")
-    print(" ".join(f"{m:>3}" for m in MEMORIES), " GB/s", "  MAC/cycle  llama.cpp GB/s")
+    saturates = " ".join(f"{m:>4}" for m in MEMORIES)
+    print(f"{'':<58}{'cycles':>8}{'GB/s of':>9}   four cores saturate, GB/s:")
+    print(f"{'cpu':<12}{'GHz':>5}  {'kernel':<35}{'tok':>4}{'/byte':>8}{'one core':>9}   {saturates}   also")
     for r in records:
-        takes = " ".join(f"{'yes' if r.saturates[m] else 'no':>3}" for m in MEMORIES)
-        print(f"{r.cpu:<12}{r.clock_ghz:>5.1f}  {r.kernel:<34}{r.tokens:>4}{r.cycles_per_byte:>10.3f}{r.gbs:>7.2f}", end="")
-        print(f"              {takes}       {'' if r.macs_per_cycle is None else f'{r.macs_per_cycle:9.1f}'}", end="")
-        print("" if r.llamacpp_gbs is None else f"{r.llamacpp_gbs:25.2f}")
+        also = [f"{r.macs_per_cycle:.1f} multiply-adds/cycle"] if r.macs_per_cycle else []
+        also += [f"llama.cpp {r.llamacpp_gbs:.2f} GB/s"] if r.llamacpp_gbs else []
+        takes = " ".join(f"{'yes' if r.saturates[m] else 'no':>4}" for m in MEMORIES)
+        speed = f"{r.cycles_per_byte:>8.3f}{r.gbs:>9.2f}"
+        print(f"{r.cpu:<12}{r.clock_ghz:>5.1f}  {r.kernel:<35}{r.tokens:>4}{speed}   {takes}   {', '.join(also)}")
 
 
 PARTS = {"rows": rows, "tile": tiles, "attention": attention}
@@ -231,11 +235,14 @@ def main() -> None:
     args = p.parse_args()
     tools = Toolbox(args.cc, args.mca)
     records = [r for part in args.part for r in PARTS[part](tools, args)]
-    version = re.search(r"LLVM version \S+", subprocess.run([tools.mca, "--version"], capture_output=True, text=True).stdout)
-    print(f"# {args.cc}, {version[0] if version else tools.mca}")
+    text = subprocess.run([tools.mca, "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"LLVM version \S+", text)
+    mca = version[0] if version else tools.mca
+    print(f"# {args.cc}, {mca}")
     print_table(records)
     if args.json:
-        args.json.write_text(json.dumps({"schema": 1, "cc": args.cc, "mca": tools.mca, "records": [asdict(r) for r in records]}, indent=1))
+        record_of_all = {"schema": 1, "cc": args.cc, "mca": mca, "records": [asdict(r) for r in records]}
+        args.json.write_text(json.dumps(record_of_all, indent=1))
 
 
 if __name__ == "__main__":

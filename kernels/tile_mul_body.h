@@ -54,6 +54,9 @@ INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt
         for (int r = 0; r < NR; r++) acc[t][r] = v_loadf(c + (size_t)t * RL_TILE_ROWS + LANES * r);
     const int bits = !biased ? 5 : group == 16 ? 6 : 8; // of the weight bytes
     for (size_t b = 0; b < klen / 32; b++) {
+#ifdef RL_LOOP // kernels/arm/loop.h
+        RL_LOOP(nt, 32 * LANES * NR);
+#endif
         VI i[NT_MAX][NR];
         VF f[NT_MAX][NR];
         const float *s = p->s[b] + t0;

@@ -7,6 +7,7 @@
 #endif
 #include <arm_neon.h>
 
+#include "kernels/arm/loop.h"
 #include "kernels/attn.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -29,6 +30,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq, const int h
         for (int r = 0; r < nq; r++)
             for (int j = 0; j < 4; j++) x[0][r][j] = x[1][r][j] = vdupq_n_f32(0);
         for (size_t i = 0; i < pad; i += 2) {
+            RL_LOOP(nq, 2 * 16 * (half ? 2 : 4));
             ahead(next, (t / 16 * pad + i) * line);
             if (!half) ahead(next, (t / 16 * pad + i) * line + 64);
             for (size_t e = 0; e < 2; e++) {
@@ -57,6 +59,7 @@ INLINE void v_lines(const rl_attn_v_args *a, size_t r0, size_t i, const int nq, 
             acc[r][j] =
                 vmulq_n_f32(vld1q_f32(a->acc + (r0 + (size_t)r) * a->ld_acc + i + 4 * j), a->corr[r0 + (size_t)r]);
     for (size_t t = 0; t < a->n_tok; t++) {
+        RL_LOOP(nq, 16 * (half ? 2 : 4));
         ahead(next, t * row);
         float32x4_t x[4];
         for (size_t j = 0; j < 4; j++) x[j] = load4(v + t * row + 4 * size * j, half);

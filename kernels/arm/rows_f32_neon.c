@@ -2,6 +2,7 @@
 // The exact path, NEON: 256 weights at a time to float32, then products with every token. Value i goes to partial
 // sum i mod 32, as in the reference, but each product and sum is one FMA.
 #include "kernels/arm/dequant.h"
+#include "kernels/arm/loop.h"
 
 #define CHUNK 256
 
@@ -50,14 +51,77 @@ RL_INLINE void rows(const rl_rows_args *a, const size_t block, const size_t byte
     }
 }
 
+// ---- float weights with one token: no copy in between, and two rows for each load of activations ----
+
+RL_INLINE void widen_f32(const uint8_t *w, float32x4_t *out) {
+    for (int j = 0; j < 8; j++) out[j] = vreinterpretq_f32_u8(vld1q_u8(w + 16 * j));
+}
+RL_INLINE void widen_f16(const uint8_t *w, float32x4_t *out) {
+    for (int j = 0; j < 4; j++) {
+        uint16x8_t h = vreinterpretq_u16_u8(vld1q_u8(w + 16 * j));
+        out[2 * j] = half4(vget_low_u16(h));
+        out[2 * j + 1] = vcvt_high_f32_f16(vreinterpretq_f16_u16(h));
+    }
+}
+RL_INLINE void widen_bf16(const uint8_t *w, float32x4_t *out) {
+    for (int j = 0; j < 4; j++) {
+        uint16x8_t h = vreinterpretq_u16_u8(vld1q_u8(w + 16 * j));
+        out[2 * j] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16));
+        out[2 * j + 1] = vreinterpretq_f32_u32(vshll_high_n_u16(h, 16));
+    }
+}
+
+RL_INLINE void float_rows(const rl_rows_args *a, size_t r, const size_t size,
+                          void (*widen)(const uint8_t *, float32x4_t *),
+                          void (*dequant)(const uint8_t *, float *, size_t), const int nr) {
+    const uint8_t *w = a->w + r * a->row_bytes;
+    const float *x = a->act->f32 + a->tok0 * a->act->ld_f32;
+    float32x4_t s[2][8];
+    for (int i = 0; i < nr; i++)
+        for (int j = 0; j < 8; j++) s[i][j] = vdupq_n_f32(0);
+    size_t c = 0;
+    for (; c + 32 <= a->cols; c += 32) {
+        RL_LOOP(1, nr * 32 * (int)size);
+        for (int i = 0; i < nr; i++) {
+            const uint8_t *p = w + (size_t)i * a->row_bytes + c * size;
+            __builtin_prefetch(p + 1024);
+            float32x4_t v[8];
+            widen(p, v);
+            for (size_t j = 0; j < 8; j++) s[i][j] = vfmaq_f32(s[i][j], v[j], vld1q_f32(x + c + 4 * j));
+        }
+    }
+#pragma GCC unroll 2 // or the sums would live in memory
+    for (int i = 0; i < nr; i++) {
+        float sums[32], tail[32];
+        for (int j = 0; j < 8; j++) vst1q_f32(sums + 4 * j, s[i][j]);
+        if (c < a->cols) {
+            dequant(w + (size_t)i * a->row_bytes + c * size, tail, a->cols - c);
+            add_tail(tail, x + c, a->cols - c, sums);
+        }
+        a->out[r + (size_t)i] = fold(sums);
+    }
+}
+
+#define FLOAT_ROWS(T, SIZE)                                                                                            \
+    void rl_rows_##T##_f32_neon(const rl_rows_args *a);                                                                \
+    void rl_rows_##T##_f32_neon(const rl_rows_args *a) {                                                               \
+        if (a->n_tok > 1) {                                                                                            \
+            rows(a, 1, SIZE, deq_##T);                                                                                 \
+            return;                                                                                                    \
+        }                                                                                                              \
+        size_t r = 0;                                                                                                  \
+        for (; r + 2 <= a->n_rows; r += 2) float_rows(a, r, SIZE, widen_##T, deq_##T, 2);                              \
+        if (r < a->n_rows) float_rows(a, r, SIZE, widen_##T, deq_##T, 1);                                              \
+    }
+FLOAT_ROWS(f32, 4)
+FLOAT_ROWS(f16, 2)
+FLOAT_ROWS(bf16, 2)
+
 #define ROWS(T, BLOCK, BYTES)                                                                                          \
     void rl_rows_##T##_f32_neon(const rl_rows_args *a);                                                                \
     void rl_rows_##T##_f32_neon(const rl_rows_args *a) {                                                               \
         rows(a, BLOCK, BYTES, deq_##T);                                                                                \
     }
-ROWS(f32, 1, 4)
-ROWS(f16, 1, 2)
-ROWS(bf16, 1, 2)
 ROWS(q4_0, 32, sizeof(rl_block_q4_0))
 ROWS(q4_1, 32, sizeof(rl_block_q4_1))
 ROWS(q5_0, 32, sizeof(rl_block_q5_0))

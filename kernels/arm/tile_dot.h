@@ -23,7 +23,7 @@ static inline __attribute__((always_inline)) int32x4_t dot_token(int32x4_t acc, 
 static inline __attribute__((always_inline)) void dot_steps(int32x4_t acc[][NR], const uint8_t *w, const void *x,
                                                             int steps, int nt, int bits, const int part) {
     const size_t step_x = 4 * RL_PANEL * (part == BYTES ? 1 : 2);
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int i = 0; i < steps; i++, w += STEP_W) {
         tokens q = fetch((const char *)x + (size_t)i * step_x, part);
         int8x16_t v[NR];

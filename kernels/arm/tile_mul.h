@@ -7,6 +7,7 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
+#include "kernels/arm/loop.h"
 #include "kernels/tile.h"
 
 #define LANES 4

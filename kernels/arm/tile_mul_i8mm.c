@@ -31,7 +31,7 @@ static inline __attribute__((always_inline)) void mm_steps(int32x4_t acc[][NR], 
     int32x4_t s[3][NR][2]; // of tokens 2p, 2p + 1 with rows 0, 1 and with rows 2, 3
     for (int p = 0; p < 3; p++)
         for (int r = 0; r < NR; r++) s[p][r][0] = s[p][r][1] = vdupq_n_s32(0);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int i = 0; i < steps; i += 2, w += 2 * STEP_W) {
         const char *at = (const char *)x + (size_t)i * step_x;
         tokens a = fetch(at, part), b = fetch(at + step_x, part);
