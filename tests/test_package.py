@@ -82,6 +82,7 @@ PAGES = [
     "docs/machine.md",
     "docs/measuring.md",
     "docs/quantizing.md",
+    "docs/performance.md",
     "docs/session.md",
     "docs/tokenizers.md",
     "docs/tracing.md",
