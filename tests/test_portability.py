@@ -28,6 +28,7 @@ TIERS = {
         r'^RL_TIER\((\w+),\s*(\w+),\s*"([^"]*)"', (ROOT / "kernels" / "tiers.h").read_text(), re.M
     )
 }
+pytestmark = pytest.mark.unsanitized  # compilers and setup.py, not this library
 TRIPLES = {"x86": "x86_64-linux", "arm": "aarch64-linux"}
 
 
