@@ -151,11 +151,17 @@ static void widest(const rl_engine *e, size_t tokens, bool used_only, size_t *ac
                                   lp ? &lp->down : NULL,    lp ? &lp->router : NULL,    lp ? &lp->gate_exps : NULL,
                                   lp ? &lp->up_exps : NULL, lp ? &lp->down_exps : NULL, lp ? &lp->gate_sh : NULL,
                                   lp ? &lp->up_sh : NULL,   lp ? &lp->down_sh : NULL};
-        // Matrices that share an input may each want a format of their own, so the union over a layer is counted.
+        // Matrices that share an input may each want a format of their own, so the union over a layer is counted; what
+        // is used is the union over those of one input: q, k, v, and the rest by their number of columns.
         unsigned formats = 0;
         size_t cols = 0;
         for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
             if (!all[j] || !all[j]->w.data) continue;
+            if (used_only && (j == 3 || (j > 3 && all[j]->w.cols != cols))) {
+                if (cols) *act_bytes = max_size(*act_bytes, rl_act_bytes(formats, cols, tokens));
+                formats = 0;
+                cols = 0;
+            }
             for (size_t n = 1; n <= RL_HEAD_BLOCK && !used_only; n++) formats |= rl_linear_formats(all[j], n);
             formats |= rl_linear_formats(all[j], tokens);
             cols = max_size(cols, all[j]->w.cols);
