@@ -28,7 +28,7 @@ def test_notebooks_are_kept_without_output():
 def test_notebook_runs(path, smollm2, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("matplotlib")
-    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel draws into the notebook
     # The kernel starts in another folder: what is imported here must be found from there.
     monkeypatch.setenv("PYTHONPATH", str(Path(rooflm.__file__).resolve().parent.parent))
     nb = nbformat.read(path, as_version=4)
