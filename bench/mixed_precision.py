@@ -37,11 +37,13 @@ def main() -> None:
     m = rooflm.mix(args.model, size_bytes=a.nbytes, by=s, types=types, imatrix=importance)
     b = rooflm.quantize(args.model, mixed, m, imatrix=importance)
     c = rooflm.compare(args.model, [usual, mixed], held_out, ctx=args.ctx, windows=args.windows)
+    records = [x.to_dict() for x in c]
     for path in (usual, mixed):
         path.unlink()
     print(json.dumps(plain({
         "model": Path(args.model).name, "nbytes": [a.nbytes, b.nbytes], "size_ratio": b.nbytes / a.nbytes,
-        "kl_mean": [x.kl_mean for x in c], "kl_ci95": [x.kl_ci95 for x in c], "paired": c.paired(0, 1),
+        "kl_mean": [x["kl_mean"] for x in records], "kl_ci95": [x["kl_ci95"] for x in records],
+        "paired": c.paired(0, 1),
         "types": [a.types, b.types], "sensitivity": {r["kind"]: r["kl_mean"] for r in s.by_kind()},
     })))  # fmt: skip
 
