@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from rooflm.fetching import FetchError
 
 # compute="auto" must not depend on how fast this machine reads while tests run: int16 for one token, on any CPU.
 os.environ["ROOFLM_CORE_GBS"] = "0.01"
+# A shell starts what it puts in the background with SIGINT ignored, which programs started from here would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def models_required() -> bool:

@@ -189,11 +189,14 @@ except KeyboardInterrupt:
     r = _core.read_bandwidth([a], threads={threads}, passes=1)
     print("stopped", r["checksum"], flush=True)
 """
-    p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert p.stdout is not None and p.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    p.send_signal(signal.SIGINT)
-    out, _ = p.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as p:
+        try:
+            assert p.stdout is not None and p.stdout.readline() == "ready\n"
+            time.sleep(0.3)
+            p.send_signal(signal.SIGINT)
+            out, _ = p.communicate(timeout=60)
+        finally:
+            p.kill()
     assert out == "stopped 0\n"  # else it would work for an hour
 
 

@@ -13,8 +13,7 @@ static const char *const family_names[RL_FAM_COUNT] = {
     [RL_FAM_ROWS] = "rows",         [RL_FAM_TILE_UNPACK] = "tile_unpack",
     [RL_FAM_TILE_MUL] = "tile_mul", [RL_FAM_ATTN] = "attn",
     [RL_FAM_VEC] = "vec",           [RL_FAM_READ] = "read",
-    [RL_FAM_QUANT] = "quant",
-    [RL_FAM_COPY] = "copy",
+    [RL_FAM_QUANT] = "quant",       [RL_FAM_COPY] = "copy",
 };
 
 static const struct {
