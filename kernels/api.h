@@ -48,7 +48,9 @@ typedef enum rl_actfmt {
     RL_ACT_F32T = 256,  // with F32: the same
     RL_ACT_Q8P = 512,   // with Q8: q8p, for 64 bytes that hold 4 groups of 32 in halves
     RL_ACT_Q16P = 1024, // with Q16: q16p, the same seen as 16-bit words
-    RL_ACT_Q16S = 2048  // with Q16: q16s, split into bytes for instructions that multiply only those
+    RL_ACT_Q16S = 2048, // with Q16: q16s, split into bytes for instructions that multiply only those
+    RL_ACT_Q8M = 4096,  // with Q8: q8m, tokens in pairs, for instructions that multiply small matrices
+    RL_ACT_Q16M = 8192  // with Q16: q16m, the same, split into bytes
 } rl_actfmt;
 
 #define RL_ACT_Q8_MAX 127
@@ -84,6 +86,9 @@ typedef struct rl_act {
     int16_t *q16p;
     // q16s: per 16 values, 16 bytes of value >> 7, then 16 of value & 127: value = 128 * high + low.
     int8_t *q16s; // [tok][2 * ld_q]
+    // q8m: per pair of tokens and 8 values: those of the first token, then of the second. q16m: per pair and 8 values,
+    // the same of value >> 7, then of value & 127. [ceil(max_tok/2)][2 * ld_q], twice that for q16m.
+    int8_t *q8m, *q16m;
     // Panels (rl_panel8, rl_panel16: [ceil(cols/256)][ceil(max_tok/6)]; rl_panelf: [ceil(cols/128)][...]).
     void *q8t, *q16t, *f32t;
     // Kernel authors may add further copies here, each with a format bit of its own.
@@ -142,6 +147,9 @@ rl_status rl_dispatch_init(rl_dispatch *d, const char *isa_limit, const char *ov
 
 /// The best entry this dispatch may use, or NULL when the table has none. act 0 and layout NULL match any.
 const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type type, unsigned act, const char *layout);
+
+/// The rows kernel for that many tokens of one product: those of layout "pairs" want two or more.
+const rl_kernel *rl_kernel_find_rows(const rl_dispatch *d, rl_type type, unsigned act, size_t n_tok);
 
 /// The entry with exactly this name, RL_ERR_KERNEL when unknown or not runnable here.
 rl_status rl_kernel_named(const rl_dispatch *d, const char *name, const rl_kernel **out, rl_err *err);

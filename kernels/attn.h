@@ -28,6 +28,7 @@
 #define RL_ATTN_MAX_Q 16 // query rows of one call of a "k.*" or "v.*" kernel
 #define RL_ATTN_MUL_Q 64 // query rows of one call of a "mul.*" kernel
 #define RL_ATTN_MAX_DIM 1024
+#define RL_ATTN_Q_MAX 32639 // of a query as int16: 127 * 256 + 127, so that two signed bytes hold it, too
 
 // One side of a page. Strides are in bytes from the start of the side.
 typedef struct rl_attn_side {
@@ -58,7 +59,7 @@ static inline rl_attn_head rl_attn_head_at(const rl_attn_side *s, const void *si
 
 // Scores s[r][t] = scale of row r * (q[r] . k[t]) for all 64 tokens; what lies beyond the last token is the
 // caller's to mask. q is float [nq][ld_q], padded with zeros to side->pad; or int16 in which every four
-// values (0 1 2 3) lie as (0 2 1 3), with a float scale per row.
+// values (0 1 2 3) lie as (0 2 1 3), at most RL_ATTN_Q_MAX in magnitude, with a float scale per row.
 typedef struct rl_attn_k_args {
     const rl_attn_side *side;
     rl_attn_head head;

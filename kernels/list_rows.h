@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weight rows times 1 to 8 activation vectors.
-#define RL_ROWS(name, type, act, isa) RL_KERNEL(rl_rows_fn, RL_FAM_ROWS, name, type, act, isa, 0, 0, "")
+#define RL_ROWS_AS(name, type, act, isa, layout) RL_KERNEL(rl_rows_fn, RL_FAM_ROWS, name, type, act, isa, 0, 0, layout)
+#define RL_ROWS(name, type, act, isa) RL_ROWS_AS(name, type, act, isa, "")
 
 #define RL_ROWS_FLOAT_REF(type, t) RL_ROWS(rl_rows_##t##_f32_ref, type, RL_ACT_F32, ref)
 #define RL_ROWS_QUANT_REF(type, t)                                                                                     \
@@ -77,31 +78,34 @@ RL_X86(
     RL_ROWS_PAIR(RL_Q4_K, q4k, avx512)
     RL_ROWS_PAIR(RL_Q5_K, q5k, avx512)
 )
-// AArch64: activations in their natural order.
-#define RL_ROWS_ARM(act, fmt, isa)                                                                                     \
-    RL_ROWS(rl_rows_q4_0_##act##_##isa, RL_Q4_0, fmt, isa)                                                             \
-    RL_ROWS(rl_rows_q4_1_##act##_##isa, RL_Q4_1, fmt, isa)                                                             \
-    RL_ROWS(rl_rows_q5_0_##act##_##isa, RL_Q5_0, fmt, isa)                                                             \
-    RL_ROWS(rl_rows_q5_1_##act##_##isa, RL_Q5_1, fmt, isa)                                                             \
-    RL_ROWS(rl_rows_q8_0_##act##_##isa, RL_Q8_0, fmt, isa)                                                             \
-    RL_ROWS(rl_rows_iq4nl_##act##_##isa, RL_IQ4_NL, fmt, isa)                                                          \
-    RL_ROWS(rl_rows_q2k_##act##_##isa, RL_Q2_K, fmt, isa)                                                              \
-    RL_ROWS(rl_rows_q3k_##act##_##isa, RL_Q3_K, fmt, isa)                                                              \
-    RL_ROWS(rl_rows_q4k_##act##_##isa, RL_Q4_K, fmt, isa)                                                              \
-    RL_ROWS(rl_rows_q5k_##act##_##isa, RL_Q5_K, fmt, isa)                                                              \
-    RL_ROWS(rl_rows_q6k_##act##_##isa, RL_Q6_K, fmt, isa)                                                              \
-    RL_ROWS(rl_rows_q8k_##act##_##isa, RL_Q8_K, fmt, isa)                                                              \
-    RL_ROWS(rl_rows_iq4xs_##act##_##isa, RL_IQ4_XS, fmt, isa)
+// AArch64: activations in their natural order, or tokens in pairs for kernels that want two or more.
+#define RL_ROWS_ARM(act, fmt, isa, layout)                                                                             \
+    RL_ROWS_AS(rl_rows_q4_0_##act##_##isa, RL_Q4_0, fmt, isa, layout)                                                  \
+    RL_ROWS_AS(rl_rows_q4_1_##act##_##isa, RL_Q4_1, fmt, isa, layout)                                                  \
+    RL_ROWS_AS(rl_rows_q5_0_##act##_##isa, RL_Q5_0, fmt, isa, layout)                                                  \
+    RL_ROWS_AS(rl_rows_q5_1_##act##_##isa, RL_Q5_1, fmt, isa, layout)                                                  \
+    RL_ROWS_AS(rl_rows_q8_0_##act##_##isa, RL_Q8_0, fmt, isa, layout)                                                  \
+    RL_ROWS_AS(rl_rows_iq4nl_##act##_##isa, RL_IQ4_NL, fmt, isa, layout)                                               \
+    RL_ROWS_AS(rl_rows_q2k_##act##_##isa, RL_Q2_K, fmt, isa, layout)                                                   \
+    RL_ROWS_AS(rl_rows_q3k_##act##_##isa, RL_Q3_K, fmt, isa, layout)                                                   \
+    RL_ROWS_AS(rl_rows_q4k_##act##_##isa, RL_Q4_K, fmt, isa, layout)                                                   \
+    RL_ROWS_AS(rl_rows_q5k_##act##_##isa, RL_Q5_K, fmt, isa, layout)                                                   \
+    RL_ROWS_AS(rl_rows_q6k_##act##_##isa, RL_Q6_K, fmt, isa, layout)                                                   \
+    RL_ROWS_AS(rl_rows_q8k_##act##_##isa, RL_Q8_K, fmt, isa, layout)                                                   \
+    RL_ROWS_AS(rl_rows_iq4xs_##act##_##isa, RL_IQ4_XS, fmt, isa, layout)
 RL_ARM(
     RL_ROWS_F32(neon)
-    RL_ROWS_ARM(q8, RL_ACT_Q8, neon)
-    RL_ROWS_ARM(q16, RL_ACT_Q16, neon)
-    RL_ROWS_ARM(q8, RL_ACT_Q8, dotprod)
-    RL_ROWS_ARM(q16, RL_ACT_Q16 | RL_ACT_Q16S, dotprod)
+    RL_ROWS_ARM(q8, RL_ACT_Q8, neon, "")
+    RL_ROWS_ARM(q16, RL_ACT_Q16, neon, "")
+    RL_ROWS_ARM(q8, RL_ACT_Q8, dotprod, "")
+    RL_ROWS_ARM(q16, RL_ACT_Q16 | RL_ACT_Q16S, dotprod, "")
+    RL_ROWS_ARM(q8, RL_ACT_Q8 | RL_ACT_Q8M, i8mm, "pairs")
+    RL_ROWS_ARM(q16, RL_ACT_Q16 | RL_ACT_Q16M, i8mm, "pairs")
 )
 // clang-format on
 
 #undef RL_ROWS
+#undef RL_ROWS_AS
 #undef RL_ROWS_FLOAT_REF
 #undef RL_ROWS_QUANT_REF
 #undef RL_ROWS_NIB

@@ -17,7 +17,7 @@ static float query_q16(const float *x, size_t pad, int16_t *q) {
         }
     float a = top[0] > top[1] ? top[0] : top[1], b = top[2] > top[3] ? top[2] : top[3], amax = a > b ? a : b;
     bool bad = (poison[0] + poison[1]) + (poison[2] + poison[3]) != 0.0f; // NaN compares unequal
-    float inv = amax > 0x1p-100f && !bad ? 32767.0f / amax : 0.0f;
+    float inv = amax > 0x1p-100f && !bad ? (float)RL_ATTN_Q_MAX / amax : 0.0f;
     if (inv == 0.0f) {
         memset(q, 0, pad * sizeof *q);
         return bad ? NAN : 0.0f;
@@ -30,7 +30,7 @@ static float query_q16(const float *x, size_t pad, int16_t *q) {
         q[i + 2] = (int16_t)n[1];
         q[i + 3] = (int16_t)n[3];
     }
-    return amax / 32767.0f;
+    return amax / (float)RL_ATTN_Q_MAX;
 }
 
 void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,

@@ -27,8 +27,8 @@ static rl_status check_mat(const rl_mat *w, rl_err *err) {
 // does not hide behind the memory here. Without a SIMD kernel it takes the cheaper int8, and so it does for several
 // tokens, which wait for arithmetic.
 static const rl_kernel *auto_rows(const rl_dispatch *d, rl_type type, bool int8_single) {
-    const rl_kernel *k = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q16, NULL);
-    const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, type, RL_ACT_Q8, NULL);
+    const rl_kernel *k = rl_kernel_find_rows(d, type, RL_ACT_Q16, 1);
+    const rl_kernel *k8 = rl_kernel_find_rows(d, type, RL_ACT_Q8, 1);
     if (!k8) return k;
     return k && !int8_single && (k->cpu || !k8->cpu) ? k : k8;
 }
@@ -56,19 +56,18 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
     }
     bool floats = w->type == RL_F32 || w->type == RL_F16 || w->type == RL_BF16;
     if (floats || opts->compute == RL_COMPUTE_F32)
-        lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_F32, NULL);
+        lin->rows = rl_kernel_find_rows(d, w->type, RL_ACT_F32, 1);
     else if (opts->compute == RL_COMPUTE_INT16)
-        lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q16, NULL);
+        lin->rows = rl_kernel_find_rows(d, w->type, RL_ACT_Q16, 1);
     else if (opts->compute == RL_COMPUTE_INT8)
-        lin->rows = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q8, NULL);
+        lin->rows = rl_kernel_find_rows(d, w->type, RL_ACT_Q8, 1);
     else
         lin->rows = auto_rows(d, w->type, opts->int8_single);
     if (!lin->rows) return rl_fail(err, RL_ERR_KERNEL, "no kernel multiplies rows of %s", rl_dtype_of(w->type)->name);
-    lin->rows_many = lin->rows;
-    if (!floats && opts->compute == RL_COMPUTE_AUTO && !opts->wide) {
-        const rl_kernel *k8 = rl_kernel_find(d, RL_FAM_ROWS, w->type, RL_ACT_Q8, NULL);
-        if (k8) lin->rows_many = k8;
-    }
+    unsigned many = lin->rows->act & (RL_ACT_F32 | RL_ACT_Q8 | RL_ACT_Q16);
+    if (!floats && opts->compute == RL_COMPUTE_AUTO && !opts->wide) many = RL_ACT_Q8;
+    lin->rows_many = rl_kernel_find_rows(d, w->type, many, 2);
+    if (!lin->rows_many) lin->rows_many = lin->rows;
     rl_linear_tile_plan(lin, d, opts->wide);
     if (!opts->blas) return RL_OK;
     if (opts->compute != RL_COMPUTE_F32)

@@ -5,8 +5,8 @@
 #include "run/linear.h"
 #include "run/linear_tile.h"
 
-#define ROWS_Q8 (RL_ACT_Q8 | RL_ACT_Q8N | RL_ACT_Q8P)
-#define ROWS_Q16 (RL_ACT_Q16 | RL_ACT_Q16N | RL_ACT_Q16E | RL_ACT_Q16P | RL_ACT_Q16S)
+#define ROWS_Q8 (RL_ACT_Q8 | RL_ACT_Q8N | RL_ACT_Q8P | RL_ACT_Q8M)
+#define ROWS_Q16 (RL_ACT_Q16 | RL_ACT_Q16N | RL_ACT_Q16E | RL_ACT_Q16P | RL_ACT_Q16S | RL_ACT_Q16M)
 
 typedef struct {
     uint8_t *base; // NULL: only count
@@ -45,6 +45,9 @@ static size_t lay_out(rl_act *a, void *storage) {
     if (a->formats & RL_ACT_Q16E) a->q16e = place(&l, n * a->ld_q * sizeof(int16_t));
     if (a->formats & RL_ACT_Q16P) a->q16p = place(&l, n * a->ld_q * sizeof(int16_t));
     if (a->formats & RL_ACT_Q16S) a->q16s = place(&l, n * a->ld_q * 2);
+    size_t even = (n + 1) / 2 * 2; // tokens in pairs
+    if (a->formats & RL_ACT_Q8M) a->q8m = place(&l, even * a->ld_q);
+    if (a->formats & RL_ACT_Q16M) a->q16m = place(&l, even * a->ld_q * 2);
     return l.at;
 }
 
@@ -118,6 +121,19 @@ static void copy_q16s(const int16_t *q, int8_t *out, size_t n) {
         }
 }
 
+// out: of the token's pair, at its own first values.
+static void copy_q8m(const int8_t *q, int8_t *out, size_t n) {
+    for (size_t c = 0; c < n; c += 8) memcpy(out + 2 * c, q + c, 8);
+}
+
+static void copy_q16m(const int16_t *q, int8_t *out, size_t n) {
+    for (size_t c = 0; c < n; c += 8, out += 32)
+        for (size_t i = 0; i < 8; i++) {
+            out[i] = (int8_t)(q[c + i] >> 7);
+            out[16 + i] = (int8_t)(q[c + i] & 127);
+        }
+}
+
 static void copy_q16n(const int16_t *q, int16_t *out, size_t n) {
     for (size_t c = 0; c < n; c += 128)
         for (size_t b = 0; b < 4; b++)
@@ -149,12 +165,13 @@ void rl_act_fill(rl_act *a, const rl_dispatch *d, const float *x, size_t ld, siz
     a->ld_f32 = ld;
     for (size_t t = t0; t < t1; t++) {
         const float *row = x + t * ld;
-        size_t q = t * a->ld_q, s = t * a->ld_d;
+        size_t q = t * a->ld_q, s = t * a->ld_d, pair = t / 2 * 2 * a->ld_q;
         if (q8) {
             q8(row, a->cols, a->q8 + q, a->d8 + s, a->s8 + s);
             sums8(a->q8 + q, a->b8 + 2 * s, a->ld_q);
             if (a->q8n) copy_q8n(a->q8 + q, a->q8n + q, a->ld_q);
             if (a->q8p) copy_q8p(a->q8 + q, a->q8p + q, a->ld_q);
+            if (a->q8m) copy_q8m(a->q8 + q, a->q8m + pair + 8 * (t % 2), a->ld_q);
         }
         if (q16) {
             q16(row, a->cols, a->q16 + q, a->d16 + t * a->ld_d16, a->s16 + s);
@@ -163,6 +180,7 @@ void rl_act_fill(rl_act *a, const rl_dispatch *d, const float *x, size_t ld, siz
             if (a->q16e) copy_q16e(a->q16 + q, a->q16e + q, a->ld_q);
             if (a->q16p) copy_q16p(a->q16 + q, a->q16p + q, a->ld_q);
             if (a->q16s) copy_q16s(a->q16 + q, a->q16s + 2 * q, a->ld_q);
+            if (a->q16m) copy_q16m(a->q16 + q, a->q16m + 2 * pair + 8 * (t % 2), a->ld_q);
         }
         rl_act_packed_put(a, t);
     }

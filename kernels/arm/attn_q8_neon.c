@@ -4,15 +4,7 @@
 //
 // Integers: at most 32 * 127 * 32767 < 2^27 per group of K, 64 * 127 * 32767 < 2^29 per page of V. Floats: scores
 // sum groups in rising order, by fused multiply-add; an output is acc * corr + sum * step.
-#ifndef __ARM_NEON
-#error "needs NEON"
-#endif
-#include <arm_neon.h>
-#include <string.h>
-
-#include "kernels/attn.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels/arm/attn_q8.h"
 
 void rl_attn_k_q8_0_tile_neon(const rl_attn_k_args *a);
 void rl_attn_v_q8_0_tile_neon(const rl_attn_v_args *a);
@@ -52,11 +44,6 @@ INLINE void clear(sums *s, const int nq) {
         for (int j = 0; j < 4; j++) s[r].part[j] = vdupq_n_s32(0);
 }
 
-// Lines of the next page are asked for as this one is read: both have the same size.
-INLINE void ahead(const uint8_t *next, size_t at) {
-    if (next) __builtin_prefetch(next + at, 0, 2);
-}
-
 INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     const rl_attn_side *s = a->side;
     const uint8_t *next = r0 ? NULL : a->head.next;
@@ -71,6 +58,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
             clear(sum, nq);
             size_t end = i + 32 < s->pad ? i + 32 : s->pad;
             for (size_t j = i; j < end; j += 4, k += 64) {
+                RL_LOOP(nq, 32);
                 if (t % 16 == 0) ahead(next, (size_t)(k - a->head.data));
                 half_line(k, q + j, a->ld_q, nq, sum);
             }
@@ -88,48 +76,16 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     }
 }
 
-#define BY_ROWS(f, a)                                                                                                  \
-    for (size_t r = 0; r < (a)->nq; r += 4) switch ((a)->nq - r) {                                                     \
-        case 1:                                                                                                        \
-            f(a, r, 1);                                                                                                \
-            break;                                                                                                     \
-        case 2:                                                                                                        \
-            f(a, r, 2);                                                                                                \
-            break;                                                                                                     \
-        case 3:                                                                                                        \
-            f(a, r, 3);                                                                                                \
-            break;                                                                                                     \
-        default:                                                                                                       \
-            f(a, r, 4);                                                                                                \
-            break;                                                                                                     \
-        }
-
 void rl_attn_k_q8_0_tile_neon(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
 
-// Weights of one row times the scales of one group, as int16 of a common step; every four (0 2 1 3). Scales from
-// token n_tok on are not looked at.
-INLINE float weights16(const float *p, const float *scales, size_t n_tok, int16_t *out) {
+// Every four as 0 2 1 3.
+INLINE float ordered_weights(const float *p, const float *scales, size_t n_tok, int16_t *out) {
     static const uint8_t order[16] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
-    float used[64] = {0};
-    if (n_tok < 64) {
-        memcpy(used, scales, n_tok * sizeof *scales);
-        scales = used;
-    }
-    float32x4_t w[16], max = vdupq_n_f32(0);
-    uint32x4_t good = vdupq_n_u32(0xFFFFFFFFu);
-    for (int i = 0; i < 16; i++) {
-        w[i] = vmulq_f32(vld1q_f32(p + 4 * i), vld1q_f32(scales + 4 * i));
-        good = vandq_u32(good, vceqq_f32(w[i], w[i]));
-        max = vmaxnmq_f32(max, w[i]);
-    }
-    float top = vmaxvq_f32(max), inv = top > 0x1p-100f ? 32767.0f / top : 0.0f;
-    for (int i = 0; i < 16; i += 2) {
-        int16x4_t a = vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(w[i], inv)));
-        int16x4_t b = vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(w[i + 1], inv)));
-        uint8x16_t h = vreinterpretq_u8_s16(vcombine_s16(a, b));
-        vst1q_s16(out + 4 * i, vreinterpretq_s16_u8(vqtbl1q_u8(h, vld1q_u8(order))));
-    }
-    return vminvq_u32(good) ? top * (1.0f / 32767.0f) : __builtin_nanf("");
+    int16x8_t w[8];
+    float step = weights16(p, scales, n_tok, 32767.0f, w);
+    for (int i = 0; i < 8; i++)
+        vst1q_s16(out + 8 * i, vreinterpretq_s16_u8(vqtbl1q_u8(vreinterpretq_u8_s16(w[i]), vld1q_u8(order))));
+    return step;
 }
 
 INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
@@ -141,10 +97,11 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
     for (size_t i = 0; i < s->pad; i += 8) {
         if (i % 32 == 0)
             for (int r = 0; r < nq; r++)
-                step[r] = weights16(a->p + (r0 + (size_t)r) * 64, a->head.scales + i / 32 * 64, a->n_tok, w[r]);
+                step[r] = ordered_weights(a->p + (r0 + (size_t)r) * 64, a->head.scales + i / 32 * 64, a->n_tok, w[r]);
         sums sum[4];
         clear(sum, nq);
         for (size_t t = 0; t < groups4; t++) {
+            RL_LOOP(nq, 32);
             if (i % 16 == 0) ahead(next, i * 4 + t * stride);
             half_line(a->head.data + i * 4 + t * stride, w[0] + 4 * t, 64, nq, sum);
         }

@@ -32,10 +32,6 @@ typedef struct {
     size_t ld_out;
 } piece;
 
-RL_INLINE void prefetch(const uint8_t *w, size_t bytes) {
-    for (size_t o = 0; o + 64 <= bytes; o += 64) __builtin_prefetch(w + 1024 + o);
-}
-
 RL_INLINE void start(const piece *p, act_ptr *x, float32x4_t acc[][MAX_TOK], const int nr, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(p->act, p->tok + (size_t)t);
     for (int r = 0; r < nr; r++)
@@ -50,13 +46,6 @@ RL_INLINE void finish(const piece *p, float32x4_t acc[][MAX_TOK], const int nr, 
 // ---- blocks of 32 values, four at a time ----
 
 typedef void (*block_fn)(const uint8_t *, int8x16_t *);
-
-// The halves of four blocks, by way of general registers: lanes of a vector cost more.
-RL_INLINE float32x4_t gather(const uint8_t *w, const size_t bytes) {
-    uint64_t a = load16(w) | (uint32_t)load16(w + bytes) << 16;
-    uint64_t b = load16(w + 2 * bytes) | (uint32_t)load16(w + 3 * bytes) << 16;
-    return half4(vcreate_u16(a | b << 32));
-}
 
 RL_INLINE void block_group(const uint8_t *w, size_t stride, const size_t bytes, block_fn unpack, const int min_at,
                            const int offset, const int small, const act_ptr *x, size_t g, float32x4_t acc[][MAX_TOK],
@@ -105,8 +94,6 @@ RL_INLINE void block_rows(const piece *p, const size_t bytes, block_fn unpack, c
 
 typedef scales (*scales_fn)(const uint8_t *);
 typedef void (*half_fn)(const uint8_t *, const int, int8x16_t *);
-
-enum { PER_32, PER_32_MIN, PER_16, PER_16_MIN }; // kinds of sub-scale
 
 // What half a superblock adds to row r and token t: sums * sub-scales * activation scales, and the minimums.
 typedef struct {
@@ -189,6 +176,13 @@ RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_o
 
 // ---- the functions ----
 
+// Rows taken together with one token: int16 activations fill twice the registers.
+#if RL_BITS == 8
+enum { ROWS_BLOCK = 2, ROWS_Q8_0 = 4, ROWS_SUPER = 2 };
+#else
+enum { ROWS_BLOCK = 2, ROWS_Q8_0 = 2, ROWS_SUPER = 1 };
+#endif
+
 // With one token NR rows at a time, one by one with 2 or 4.
 #define RL_DRIVE(T, FN, NR, ...)                                                                                       \
     void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \
@@ -218,18 +212,18 @@ RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_o
         }                                                                                                              \
     }
 
-RL_DRIVE(q4_0, block_rows, 2, 18, block_q4_0, 0, OFFSET_q4_0, 1)
-RL_DRIVE(q4_1, block_rows, 2, 20, block_q4_1, 2, OFFSET_q4_1, 1)
-RL_DRIVE(q5_0, block_rows, 2, 22, block_q5_0, 0, OFFSET_q5_0, 1)
-RL_DRIVE(q5_1, block_rows, 2, 24, block_q5_1, 2, OFFSET_q5_1, 1)
-RL_DRIVE(q8_0, block_rows, 4, 34, block_q8_0, 0, OFFSET_q8_0, 0)
-RL_DRIVE(iq4nl, block_rows, 2, 18, block_iq4nl, 0, OFFSET_iq4nl, 0)
-RL_DRIVE(q2k, super_rows, 2, sizeof(rl_block_q2_k), scales_q2k, half_q2k, PER_16_MIN, OFFSET_q2k, 1)
-RL_DRIVE(q3k, super_rows, 2, sizeof(rl_block_q3_k), scales_q3k, half_q3k, PER_16, OFFSET_q3k, 1)
-RL_DRIVE(q4k, super_rows, 2, sizeof(rl_block_q4_k), scales_q4k, half_q4k, PER_32_MIN, OFFSET_q4k, 1)
-RL_DRIVE(q5k, super_rows, 2, sizeof(rl_block_q5_k), scales_q5k, half_q5k, PER_32_MIN, OFFSET_q5k, 1)
-RL_DRIVE(q6k, super_rows, 2, sizeof(rl_block_q6_k), scales_q6k, half_q6k, PER_16, OFFSET_q6k, 1)
-RL_DRIVE(q8k, super_rows, 2, sizeof(rl_block_q8_k), scales_q8k, half_q8k, PER_32, OFFSET_q8k, 0)
-RL_DRIVE(iq4xs, super_rows, 2, sizeof(rl_block_iq4_xs), scales_iq4xs, half_iq4xs, PER_32, OFFSET_iq4xs, 0)
+RL_DRIVE(q4_0, block_rows, ROWS_BLOCK, 18, block_q4_0, 0, OFFSET_q4_0, 1)
+RL_DRIVE(q4_1, block_rows, ROWS_BLOCK, 20, block_q4_1, 2, OFFSET_q4_1, 1)
+RL_DRIVE(q5_0, block_rows, ROWS_BLOCK, 22, block_q5_0, 0, OFFSET_q5_0, 1)
+RL_DRIVE(q5_1, block_rows, ROWS_BLOCK, 24, block_q5_1, 2, OFFSET_q5_1, 1)
+RL_DRIVE(q8_0, block_rows, ROWS_Q8_0, 34, block_q8_0, 0, OFFSET_q8_0, 0)
+RL_DRIVE(iq4nl, block_rows, ROWS_BLOCK, 18, block_iq4nl, 0, OFFSET_iq4nl, 0)
+RL_DRIVE(q2k, super_rows, ROWS_SUPER, sizeof(rl_block_q2_k), scales_q2k, half_q2k, PER_16_MIN, OFFSET_q2k, 1)
+RL_DRIVE(q3k, super_rows, ROWS_SUPER, sizeof(rl_block_q3_k), scales_q3k, half_q3k, PER_16, OFFSET_q3k, 1)
+RL_DRIVE(q4k, super_rows, ROWS_SUPER, sizeof(rl_block_q4_k), scales_q4k, half_q4k, PER_32_MIN, OFFSET_q4k, 1)
+RL_DRIVE(q5k, super_rows, ROWS_SUPER, sizeof(rl_block_q5_k), scales_q5k, half_q5k, PER_32_MIN, OFFSET_q5k, 1)
+RL_DRIVE(q6k, super_rows, ROWS_SUPER, sizeof(rl_block_q6_k), scales_q6k, half_q6k, PER_16, OFFSET_q6k, 1)
+RL_DRIVE(q8k, super_rows, ROWS_SUPER, sizeof(rl_block_q8_k), scales_q8k, half_q8k, PER_32, OFFSET_q8k, 0)
+RL_DRIVE(iq4xs, super_rows, ROWS_SUPER, sizeof(rl_block_iq4_xs), scales_iq4xs, half_iq4xs, PER_32, OFFSET_iq4xs, 0)
 
 #endif

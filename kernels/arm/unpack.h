@@ -90,6 +90,17 @@ enum {
     OFFSET_iq4xs = 0
 };
 
+RL_INLINE void prefetch(const uint8_t *w, size_t bytes) {
+    for (size_t o = 0; o + 64 <= bytes; o += 64) __builtin_prefetch(w + 1024 + o);
+}
+
+// The halves of four blocks, by way of general registers: lanes of a vector cost more.
+RL_INLINE float32x4_t gather(const uint8_t *w, const size_t bytes) {
+    uint64_t a = load16(w) | (uint32_t)load16(w + bytes) << 16;
+    uint64_t b = load16(w + 2 * bytes) | (uint32_t)load16(w + 3 * bytes) << 16;
+    return half4(vcreate_u16(a | b << 32));
+}
+
 // ---- blocks of 32 values: two vectors ----
 
 RL_INLINE void nibbles(const uint8_t *qs, int8x16_t *out) {
@@ -188,6 +199,8 @@ RL_INLINE void half_iq4xs(const uint8_t *w, const int half, int8x16_t *out) {
         out[2 * i + 1] = iq4_lookup(q >> 4);
     }
 }
+
+enum { PER_32, PER_32_MIN, PER_16, PER_16_MIN }; // kinds of sub-scale
 
 // What multiplies the sums of one superblock: integers per 32 values (n32) or per 16 (n16), times d; and what is
 // subtracted: integers mn or mn16 times sums of activations, times dm. They are widened where they are used.
