@@ -25,7 +25,7 @@ def test_default_comes_with_a_reason(model):
         assert s.n_threads == 1 and s.placement["reason"] == "as asked" and s.placement["cpus"] is None
 
 
-def test_workers_run_where_they_are_pinned(model):
+def test_threads_run_where_they_are_pinned(model):
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
@@ -34,14 +34,25 @@ def test_workers_run_where_they_are_pinned(model):
         with model.session(n_ctx=16, cpus=cpus) as s:
             s.eval([3, 4])
             assert s.n_threads == 2 and s.placement["cpus"] == cpus
-            assert s.placement["ran_on"][1] == cpus[1]
+            assert s.placement["ran_on"] == cpus
+        with model.session(n_ctx=16, cpus=cpus[::-1]) as s:
+            s.eval([3, 4])
+            assert s.placement["ran_on"] == cpus[::-1]
     with model.session(n_ctx=16, cpus=f"{cpus[0]},{cpus[1]}") as s:
         assert s.placement["cpus"] == cpus
 
 
-def test_a_refused_pin_is_one_warning(model):
-    first = min(os.sched_getaffinity(0))
-    with model.session(n_ctx=16, cpus=[first, 900]) as s:
+def test_one_thread_is_pinned_while_it_computes(model):
+    before = os.sched_getaffinity(0)
+    for cpu in sorted(before)[:2]:
+        with model.session(n_ctx=16, cpus=[cpu]) as s:
+            s.eval([3, 4])
+            assert s.placement["ran_on"] == [cpu] and os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("others", [[], [0]])
+def test_a_refused_pin_is_one_warning(model, others):
+    with model.session(n_ctx=16, cpus=[*(min(os.sched_getaffinity(0)) for _ in others), 900]) as s:
         with pytest.warns(rooflm.FallbackWarning, match="could not be pinned to CPU 900"):
             s.eval([3])
         with warnings.catch_warnings():

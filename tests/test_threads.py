@@ -215,7 +215,7 @@ def test_workers_leave_signals_to_the_program():
     assert seen and all(t is threading.main_thread() for t in seen)
 
 
-def test_the_caller_is_never_pinned():
+def test_the_caller_gets_its_cpus_back():
     a = np.ones(1 << 20, np.uint8)
     before = os.sched_getaffinity(0)
     _core.read_bandwidth([a], threads=2, cpus=[0, 0], passes=1)

@@ -223,23 +223,46 @@ bool rl_work_next(rl_work *w, rl_team *team, int ith, size_t *i0, size_t *i1) {
 
 // Workers.
 
+// Moves the thread that asks to one CPU: 0, or why not.
+static int pin_here(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (cpu < 0 || cpu >= CPU_SETSIZE) return EINVAL;
+    CPU_SET(cpu, &set);
+    // 0 is the calling thread itself: no need for pthread_setaffinity_np, which bionic lacks.
+    return sched_setaffinity(0, sizeof set, &set) == 0 ? 0 : errno;
+}
+
 static void pin_worker(worker *w, const int *cpus) {
     int want = cpus ? cpus[w->ith] : -1;
     if (want == w->pinned) return;
-    cpu_set_t set;
-    if (want >= 0) {
-        CPU_ZERO(&set);
-        if (want >= CPU_SETSIZE) {
-            w->pin_errno = EINVAL;
-            return;
-        }
-        CPU_SET(want, &set);
-    } else {
-        set = w->mask;
-    }
-    // 0 is the calling thread itself: no need for pthread_setaffinity_np, which bionic lacks.
-    w->pin_errno = sched_setaffinity(0, sizeof set, &set) == 0 ? 0 : errno;
+    if (want >= 0)
+        w->pin_errno = pin_here(want);
+    else
+        w->pin_errno = sched_setaffinity(0, sizeof w->mask, &w->mask) == 0 ? 0 : errno;
     w->pinned = w->pin_errno ? -2 : want; // -2: try again next time
+}
+
+// The caller is pinned for the length of a region and then put back: threads that it starts later inherit its mask.
+typedef struct caller_place {
+    bool moved;
+    int pin_errno;
+    cpu_set_t home;
+} caller_place;
+
+static caller_place pin_caller(const int *cpus) {
+    caller_place p = {0};
+    if (!cpus) return p;
+    if (sched_getaffinity(0, sizeof p.home, &p.home) != 0)
+        p.pin_errno = errno;
+    else
+        p.pin_errno = pin_here(cpus[0]);
+    p.moved = !p.pin_errno;
+    return p;
+}
+
+static void put_back(const caller_place *p) {
+    if (p->moved) (void)sched_setaffinity(0, sizeof p->home, &p->home);
 }
 
 static void wait_for_go(worker *w, uint32_t seen) {
@@ -449,13 +472,13 @@ static rl_status enter(rl_pool *pool, const rl_region *region, rl_err *err) {
 }
 
 // n: threads of the region that ran, 0 when none did.
-static void leave(rl_pool *pool, int n) {
+static void leave(rl_pool *pool, int n, int caller_errno) {
     int cpu = sched_getcpu();
     pthread_mutex_lock(&pool->gate);
     if (n) pool->report.n_threads = n;
     for (int i = 0; i < n; i++) {
         pool->report.cpu[i] = i ? pool->workers[i]->ran_on : cpu;
-        pool->report.pin_errno[i] = i ? pool->workers[i]->pin_errno : 0;
+        pool->report.pin_errno[i] = i ? pool->workers[i]->pin_errno : caller_errno;
     }
     turn *t = pool->first;
     if (t) {
@@ -494,6 +517,16 @@ static void init_team(rl_team *team, rl_pool *pool, const rl_region *region) {
     }
 }
 
+static void report_alone(rl_pool *pool, int pin_errno) {
+    int cpu = sched_getcpu();
+    reset_after_fork(pool);
+    pthread_mutex_lock(&pool->gate);
+    pool->report.n_threads = 1;
+    pool->report.cpu[0] = cpu;
+    pool->report.pin_errno[0] = pin_errno;
+    pthread_mutex_unlock(&pool->gate);
+}
+
 // Alone, without workers and without waiting for anybody: several callers can do this at once.
 static rl_status run_alone(rl_pool *pool, const rl_region *region, rl_err *err) {
     union {
@@ -502,7 +535,10 @@ static rl_status run_alone(rl_pool *pool, const rl_region *region, rl_err *err) 
     } here;
     init_team(&here.team, pool, region);
     here.team.pauses = PAUSES_FREE;
+    caller_place place = pin_caller(region->cpus);
     region->fn(region->arg, &here.team, 0);
+    report_alone(pool, place.pin_errno);
+    put_back(&place);
     if (atomic_load_explicit(&here.team.stop, memory_order_relaxed))
         return rl_fail(err, RL_ERR_INTERRUPTED, "interrupted");
     return RL_OK;
@@ -518,7 +554,7 @@ rl_status rl_pool_run(rl_pool *pool, const rl_region *region, rl_err *err) {
     for (int i = pool->n_workers + 1; i < n; i++) {
         rl_status rc = start_worker(pool, i, err);
         if (rc != RL_OK) {
-            leave(pool, 0);
+            leave(pool, 0, 0);
             return rc;
         }
     }
@@ -529,12 +565,14 @@ rl_status rl_pool_run(rl_pool *pool, const rl_region *region, rl_err *err) {
         pool->workers[i]->team = team;
         give(pool->workers[i]);
     }
+    caller_place place = pin_caller(region->cpus); // after the workers have started: they inherit the mask
     region->fn(region->arg, team, 0);
     unsigned round = 0;
     // Acquire: what the workers wrote.
     while (atomic_load_explicit(&team->running, memory_order_acquire) > 0) wait_once(team, 0, &round);
     bool stopped = atomic_load_explicit(&team->stop, memory_order_relaxed);
-    leave(pool, n);
+    leave(pool, n, place.pin_errno);
+    put_back(&place);
     return stopped ? rl_fail(err, RL_ERR_INTERRUPTED, "interrupted") : RL_OK;
 }
 

@@ -27,7 +27,7 @@ typedef struct rl_region {
     int n_threads;
     rl_poll_fn poll; // NULL: not interruptible
     void *poll_arg;
-    const int *cpus; // NULL, or one CPU number per thread to pin the workers to; the caller (ith 0) is never pinned
+    const int *cpus; // NULL, or one CPU number per thread to pin it to; the caller (ith 0) until the region ends
 } rl_region;
 
 rl_status rl_pool_create(rl_pool **out, rl_err *err);
@@ -38,7 +38,7 @@ void rl_pool_destroy(rl_pool *pool); // also right in a forked child, where the 
 /// inline, without the pool's workers or its queue. RL_ERR_BUSY when the calling thread is inside a region already.
 rl_status rl_pool_run(rl_pool *pool, const rl_region *region, rl_err *err);
 
-// Where the threads of the last region with more than one thread ran. Some kernels accept a mask and ignore it, so
+// Where the threads of the last region ran. Some kernels accept a mask and ignore it, so
 // the CPU is sampled at the end of the region instead of being taken from the request.
 typedef struct rl_pool_report {
     int n_threads;

@@ -14,7 +14,7 @@ int rl_py_cpus(PyObject *o, int n_threads, int *out);
 // Threads of a session, where they run, and why.
 typedef struct rl_py_placement {
     int n_threads;
-    bool pinned; // the workers, to cpus[]
+    bool pinned; // to cpus[]
     int cpus[RL_MAX_THREADS];
     char reason[256];
 } rl_py_placement;

@@ -102,11 +102,11 @@ static PyObject *logits_array(PyObject *out, size_t rows, size_t vocab, bool one
 // One warning, after the first evaluation of a pinned session.
 static int warn_unpinned(rl_state *st, py_session *self) {
     const rl_engine_opts *o = rl_engine_options(self->s->engine);
-    if (!self->pin_unchecked || o->n_threads < 2) return 0;
+    if (!self->pin_unchecked) return 0;
     self->pin_unchecked = false;
     rl_pool_report ran;
     rl_pool_last_report(o->pool, &ran);
-    for (int i = 1; i < ran.n_threads && i < o->n_threads; i++)
+    for (int i = 0; i < ran.n_threads && i < o->n_threads; i++)
         if (ran.pin_errno[i])
             return rl_warn_fallback(st,
                                     "thread %d could not be pinned to CPU %d (%s); it runs where the system puts it", i,
