@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import sqlite3
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -268,7 +271,14 @@ def model(tmp_path_factory):
 SHORT = {"minutes": 0.01, "interval_s": 0.03, "gen": 4, "prompt": 4}
 
 
-def test_soak_ends_by_itself_and_finds_no_leak(model, tmp_path):
+@pytest.fixture
+def steady(monkeypatch):
+    """A clock that each cycle moves on by one interval: as many samples on a busy machine."""
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, 0.031).__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr("rooflm.diagnosis.soak.time", clock)
+
+
+def test_soak_ends_by_itself_and_finds_no_leak(model, tmp_path, steady):
     for _ in range(2):  # the first run in a process warms up its allocators
         s = rooflm.soak(model, out=tmp_path / f"{_}.jsonl", **SHORT)
     assert s.leaks == [] and s.samples[-1]["time_s"] >= 0.6 and "nothing leaks" in s.verdict
@@ -277,7 +287,7 @@ def test_soak_ends_by_itself_and_finds_no_leak(model, tmp_path):
     assert s.samples[-1]["cycles"] > len(s.samples) / 2
 
 
-def test_soak_finds_leaking_memory_and_descriptors(model):
+def test_soak_finds_leaking_memory_and_descriptors(model, steady):
     kept = []
     s = rooflm.soak(model, each=lambda session: kept.append(b"x" * (1 << 20)), **SHORT)
     assert s.leaks == ["memory"] and "memory leak" in repr(s)
