@@ -23,8 +23,8 @@ from rooflm.model import DEFAULT_N_CTX, Model
 TOKENIZER_TOKEN_BYTES = 50
 TOKENIZER_MERGE_BYTES = 30
 # Code of the extension and of the modules that loading and running bring in, and what the allocator keeps for them.
-CODE_BYTES = 6_000_000
-PYTHON_BYTES = 2_500_000
+CODE_BYTES = 7_000_000
+PYTHON_BYTES = 3_700_000
 FAULT_AROUND_BYTES = 65536  # file pages that the kernel maps at one fault, where they are in the page cache
 
 
