@@ -76,7 +76,8 @@ def test_the_fixture_is_there_in_a_users_test(tmp_path):
     )
     options = "-q -p rooflm.pytest_plugin -p no:cacheprovider".split()
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(Path(rooflm.__file__).resolve().parent.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    where = str(Path(rooflm.__file__).resolve().parent.parent)
+    env = {**os.environ, "PYTHONPATH": where, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env).stdout
     assert "1 failed, 1 passed" in out and "ceiling_share is 0.3" in out, out
     assert 'rooflm = "rooflm.pytest_plugin"' in (ROOT / "pyproject.toml").read_text()
