@@ -216,6 +216,8 @@ def test_ctrl_c_keeps_what_was_measured(tiny, tmp_path, monkeypatch):
     resumed = rooflm.bench(tiny, repeats=3, kv=["f16", "q8_0"], out=out, resume=True, **FAST)
     assert len(calls) == 3 + 4 and len(resumed) == len(rooflm.Results.load(out)) == 6
     assert {(r["kv"], r["repeat"]) for r in resumed} == {(kv, n) for kv in ("f16", "q8_0") for n in range(3)}
+    with pytest.raises(ValueError, match="out= must name it"):
+        rooflm.bench(tiny, resume=True, **FAST)
     again = rooflm.bench(tiny, repeats=3, kv=["f16", "q8_0"], out=out, resume=True, **FAST)
     assert len(calls) == 7 and again.records == resumed.records
     rooflm.bench(tiny, repeats=1, kv="f32", out=out, resume=True, **FAST)  # another setting is not what is there

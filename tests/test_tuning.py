@@ -136,7 +136,7 @@ def test_usual_steps_from_bad_settings(path):
     """Each step that changes something is verified in what ran; speeds decide only kept or not."""
     t = rooflm.tune(path, isa="ref", load="copy", compute="f32", threads=1, gen=4, repeats=1)
     by_name = {s["name"]: s for s in t.steps}
-    assert by_name["8-bit KV cache"]["reason"] == "already so"  # nothing in use at depth 0
+    assert by_name["8-bit KV cache"]["reason"] == "nothing to gain without context in use: depth is 0"
     for name in ("mapped file", "best kernels", "compute auto"):
         assert by_name[name]["status"] in ("kept", "no gain"), by_name[name]
     assert by_name["best kernels"]["gain"] > 0 and len(t._samples["best"]) == 1

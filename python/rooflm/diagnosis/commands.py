@@ -46,6 +46,7 @@ def _kept(interrupt: KeyboardInterrupt) -> Any:
 
 
 def _picture(result: Any, path: Optional[str]) -> None:
+    """After the result was printed: a file that cannot be written must not cost a long measurement."""
     if path:
         result.plot().figure.savefig(path, dpi=120)
 
@@ -58,11 +59,11 @@ def health(args: argparse.Namespace) -> int:
         keep=args.keep, progress=_progress(args),
     )  # fmt: skip
     _clear(args)
-    _picture(result, args.plot)
     if args.json:
         emit(result)
     else:
         print(result if args.curve else result.line())
+    _picture(result, args.plot)
     return 1 if result.verdict["verdict"] == "regression" else 0
 
 
@@ -79,11 +80,11 @@ def soak(args: argparse.Namespace) -> int:
     except KeyboardInterrupt as e:  # what was seen is worth more than the rest
         result, interrupted = _kept(e), True
     _clear(args)
-    _picture(result, args.plot)
     if args.json:
         emit(result)
     else:
         print(result)
+    _picture(result, args.plot)
     return 130 if interrupted else 1 if result.leaks else 0
 
 
@@ -101,7 +102,9 @@ def sweep(args: argparse.Namespace) -> int:
     if args.model is None and args.kind not in ("kv", "cache"):
         raise UsageError(f"{args.kind} needs a model")
     if options["threads"] and args.kind != "threads":
-        (options["threads"],) = options["threads"][:1]
+        if len(options["threads"]) > 1:
+            raise UsageError(f"{args.kind} takes one number of --threads; rooflm sweep threads varies it")
+        options["threads"] = options["threads"][0]
     interrupted = False
     try:
         result = rooflm.sweep(
@@ -111,8 +114,6 @@ def sweep(args: argparse.Namespace) -> int:
     except KeyboardInterrupt as e:
         result, interrupted = _kept(e), True
     _clear(args)
-    if len(result):
-        _picture(result, args.plot)
     if args.json:
         emit(result)
     else:
@@ -121,6 +122,8 @@ def sweep(args: argparse.Namespace) -> int:
             k = result.knee
             print(f"knee at {k['kv_bytes'] / 1e6:.1f} MB: {k['before_gbs']:.1f} to {k['after_gbs']:.1f} GB/s; the "
                   f"nearest cache is {k['cache'] or 'not known'}")  # fmt: skip
+    if len(result):
+        _picture(result, args.plot)
     return 130 if interrupted else 0
 
 
@@ -134,9 +137,9 @@ def tune(args: argparse.Namespace) -> int:
         repeats=args.repeats, progress=_progress(args),
     )  # fmt: skip
     _clear(args)
-    _picture(result, args.plot)
     if args.json:
         emit(result)
     else:
         print(result)
+    _picture(result, args.plot)
     return 0

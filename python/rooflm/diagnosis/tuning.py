@@ -143,7 +143,7 @@ class Tuning:
                 ax.bar(i, after - level, bottom=level, color="tab:green")
                 level, note = after, f"x {s['gain']:.2f}"
             ax.plot([i - 0.9, i + 0.4], [level, level], color="tab:gray", linewidth=0.8)
-            ax.text(i, level, note, ha="center", va="bottom", fontsize="small")
+            ax.text(i, level, note, ha="left", va="bottom", rotation=40, rotation_mode="anchor", fontsize="small")
             names.append(s["name"])
         for name, color in (("best", "tab:blue"), ("baseline again", "tab:gray")):
             i, values = len(names), self._samples[name]

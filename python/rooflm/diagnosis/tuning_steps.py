@@ -28,7 +28,7 @@ def default_steps(
         Step("compute auto", lambda s: s.session(compute="auto"), _compute_auto),
         Step("threads on the big cores", lambda s: s.session(n_threads=None, cpus=None), _default_threads),
         Step("governor performance", governor.apply, governor.verify, governor.undo),
-        Step("8-bit KV cache", lambda s: s.session(kv="q8_0") if s.depth else s, _q8_cache),
+        Step("8-bit KV cache", _with_q8_cache, _q8_cache),
     ]
     for file in files:
         path = os.fspath(file)
@@ -54,6 +54,12 @@ def _compute_auto(session: Session, state: State) -> Optional[str]:
 def _default_threads(session: Session, state: State) -> Optional[str]:
     want = machine().default_threads
     return None if session.n_threads == want else f"{session.n_threads} threads run, not {want}"
+
+
+def _with_q8_cache(state: State) -> State:
+    if not state.depth and state.options.get("kv") != "q8_0":
+        raise ValueError("nothing to gain without context in use: depth is 0")
+    return state.session(kv="q8_0")
 
 
 def _q8_cache(session: Session, state: State) -> Optional[str]:

@@ -105,6 +105,8 @@ def bench(
     for s in settings:
         check_setting(s)
     check_cooldown(cooldown)
+    if resume and out is None:
+        raise ValueError("resume goes on with a file of records: out= must name it")
     loaded = Models(full_hash)
     runs = [(repeat, i) for repeat in range(repeats) for i in shuffled(len(settings), seed, repeat)]
     file = RecordFile(out, resume=resume) if out is not None else None
