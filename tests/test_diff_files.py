@@ -32,6 +32,15 @@ def test_a_file_against_itself(pair):
     json.loads(d.to_json())
 
 
+def test_the_picture_goes_from_layer_to_layer(pair):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    d = rooflm.diff_files(*pair)
+    d.record["tensors"].sort(key=lambda t: t["tensor"], reverse=True)  # files list layers as 0, 1, 10, 11, 2
+    lines = [list(line.get_xdata()) for line in d.plot().get_lines()]
+    assert lines and max(map(len, lines)) > 1 and all(x == sorted(x) for x in lines)
+
+
 def test_errors_are_those_of_numpy(pair):
     d = rooflm.diff_files(*pair)
     assert not d.same

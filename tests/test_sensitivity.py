@@ -79,7 +79,8 @@ def test_tensors_of_a_file_are_put_in_as_they_are(files):
 def test_a_type_that_does_not_fit_is_said_and_not_replaced(files):
     s = rooflm.sensitivity(files["F32"], TOKENS, types="Q4_K", tensors="blk.0.attn_q.weight", kinds=False, **SHAPE)
     assert s.rows[0]["kl_mean"] is None and s.rows[0]["why_not"] == "rows of 64 values are no multiple of 256"
-    assert "no multiple of 256" in repr(s)
+    assert "Q4_K does not fit q: rows of 64 values are no multiple of 256" in repr(s)
+    assert "Q4_K does not fit q" in s._repr_html_()
 
 
 def test_a_time_budget_leaves_out_detail_first(files):

@@ -246,6 +246,7 @@ class Contrast:
             rows = [{"kl_mean": r["kl_mean"], "kl_ci95": None} for r in self.per_window()]
             x = [float(i) for i in range(len(rows))]
             a.set_xlabel("window")
+            a.locator_params(axis="x", integer=True)
         errors = [[r["kl_mean"] - r["kl_ci95"][0], r["kl_ci95"][1] - r["kl_mean"]] for r in rows if r["kl_ci95"]]
         y = [r["kl_mean"] for r in rows]
         a.errorbar(x, y, yerr=np.transpose(errors) if errors else None, fmt="o", capsize=3)

@@ -48,7 +48,8 @@ class Sums:
         self.e1 += float(e.sum())
         self.max_abs = max(self.max_abs, float(np.abs(e).max()))
         r = self.ranges
-        self.ranges = [min(r[0], x.min()), max(r[1], x.max()), min(r[2], y.min()), max(r[3], y.max())]
+        x0, x1, y0, y1 = (float(f) for f in (x.min(), x.max(), y.min(), y.max()))
+        self.ranges = [min(r[0], x0), max(r[1], x1), min(r[2], y0), max(r[3], y1)]
 
     def record(self) -> dict[str, Any]:
         size, other = self.a[1], self.b[1]
@@ -187,7 +188,7 @@ class FileDiff:
                 layer, kind = split_name(t["tensor"])
                 kinds.setdefault(kind, []).append((-1 if layer is None else layer, t["relative_error"]))
         for kind, points in sorted(kinds.items()):
-            a.plot(*zip(*points), marker=".", label=kind)
+            a.plot(*zip(*sorted(points)), marker=".", label=kind)
         a.set(xlabel="layer (-1: outside the layers)", ylabel="relative error, root of squares")
         a.set_title(f"{os.path.basename(self.record['b'])} against {os.path.basename(self.record['a'])}")
         if kinds:

@@ -170,10 +170,14 @@ class Formats:
             a.scatter(
                 [r["bits_per_weight"] for r in own], [r["snr_db"] for r in own], s=sizes, alpha=0.6, label=placement
             )
-        for i, r in enumerate(rows):  # to the left and to the right in turn: neighbours are close
+        # To the left and to the right in turn, each above the one before on its side: neighbours are close.
+        line = (rows[-1]["snr_db"] - rows[0]["snr_db"]) / 30 if rows else 0.0
+        heights = [-np.inf, -np.inf]
+        for i, r in enumerate(rows):
+            heights[i % 2] = max(r["snr_db"], heights[i % 2] + line)
             label = f"{r['type']} ({r['tps']:.3g})" if r.get("tps") else r["type"]
             a.annotate(
-                label, (r["bits_per_weight"], r["snr_db"]), xytext=(9 if i % 2 else -9, 0), fontsize=7,
+                label, (r["bits_per_weight"], heights[i % 2]), xytext=(9 if i % 2 else -9, 0), fontsize=7,
                 textcoords="offset points", ha="left" if i % 2 else "right", va="center",
             )  # fmt: skip
         a.set_xscale("log", base=2)

@@ -176,7 +176,7 @@ class LayerComparison:
                 a.plot(*zip(*arrives), "x", color="tab:red", label="that error at the final norm")
         if points or born:
             a.set_yscale("log")
-            a.legend(fontsize="small")
+            a.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)  # below the picture
         a.set(xlabel="layer", ylabel="relative error, root of squares")
         r = self.record
         a.set_title(f"{r['b']} against {r['a']}\n{r['tokens']} tokens, mean KL {r['kl_mean']:.3g} nats")

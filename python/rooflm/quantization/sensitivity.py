@@ -9,6 +9,7 @@ no part of the model.
 from __future__ import annotations
 
 import fnmatch
+import html
 import json
 import time
 from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence, Union
@@ -186,7 +187,7 @@ class Sensitivity:
                     "layer": r["layer"],
                     "type": r["type"],
                     "bits": r["bits_per_weight"],
-                    "KL mean": r["kl_mean"] if r["why_not"] is None else r["why_not"],
+                    "KL mean": r["kl_mean"],
                     "KL 95 %": "-" if ci is None else f"[{ci[0]:.2g}, {ci[1]:.2g}]",
                     "saved MB": saved,
                     "KL per MB saved": r["kl_mean"] / saved
@@ -196,11 +197,19 @@ class Sensitivity:
             )
         return out
 
+    def _refused(self) -> list[str]:
+        """A line for each type and reason, with the kinds that could not be swapped."""
+        found: dict[tuple[str, str], dict[str, None]] = {}
+        for r in self.rows:
+            if r["why_not"]:
+                found.setdefault((r["type"], r["why_not"]), {})[r["kind"]] = None
+        return [f"{type} does not fit {', '.join(kinds)}: {why}" for (type, why), kinds in found.items()]
+
     def __repr__(self) -> str:
         w = self.windows
         head = f"swaps in {self.head['reference']}; {len(w)} windows of {w.ctx} tokens, KL in nats, costliest first"
-        shown = self.by_kind() + self.by_tensor()[:20]
-        lines = [head, table(self._table_rows(shown), COLUMNS)]
+        kinds, tensors = ([r for r in rows if not r["why_not"]] for rows in (self.by_kind(), self.by_tensor()))
+        lines = [head, table(self._table_rows(kinds + tensors[:20]), COLUMNS), *self._refused()]
         if self.not_measured:
             lines.append(
                 f"{len(self.not_measured)} swaps not measured: the time budget of {self.head['budget_s']} s ended"
@@ -208,7 +217,9 @@ class Sensitivity:
         return "\n".join([*lines, *(f"warning: {t}" for t in self.warnings[:10])])
 
     def _repr_html_(self) -> str:
-        return html_table(self._table_rows(self.by_kind() + self.by_tensor()), COLUMNS)
+        rows = [r for r in self.by_kind() + self.by_tensor() if not r["why_not"]]
+        refused = "".join(f"<p>{html.escape(t)}</p>" for t in self._refused())
+        return html_table(self._table_rows(rows), COLUMNS) + refused
 
     def plot(self, ax: Optional[Axes] = None, *, type: Optional[str] = None) -> Axes:
         """Mean KL of each tensor by layer and kind for one type (default the first measured); dashed lines are whole
