@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,7 +164,14 @@ def test_mix_command(tmp_path, source, capsys):
     assert abs(d["bits_per_weight"] / 5 - 1) < 0.01 and d["mix"]["by"] == "sensitivity"
     assert main(["quantize", str(source), dst, "--size", "1.5M"]) == 0
     assert "Mix for size_bytes" in capsys.readouterr().out and abs(os.path.getsize(dst) / 1.5e6 - 1) < 0.01
-    assert main(["quantize", str(source), dst, "--bits", "5", "--tensor", "*=Q4_0"]) == 2
+    for wrong in (["--bits", "5", "--tensor", "*=Q4_0"], ["--bits", "5", "--recipe", "Q4_0"]):
+        assert main(["quantize", str(source), dst, *wrong]) == 2
+    before = Path(dst).read_bytes()
+    for option, value in (("--bits", "0"), ("--bits", "nan"), ("--speed", "0"), ("--speed", "inf")):
+        assert main(["quantize", str(source), dst, option, value]) == 1  # and no file by the default recipe
+        assert "must be a finite number above 0" in capsys.readouterr().err
+    assert Path(dst).read_bytes() == before
+    assert main(["quantize", str(source), str(source)]) == 2
 
 
 # --- formats -------------------------------------------------------------------------------------------------

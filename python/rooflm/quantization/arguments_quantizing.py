@@ -12,10 +12,10 @@ from rooflm._arguments import COMPUTE, MODEL_HELP, positive
 def size(text: str) -> int:
     """Bytes: 250000000, 250M or 2.5G (powers of 1000)."""
     scale = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
-    value = int(float(text[:-1] if scale > 1 else text) * scale)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
+    value = float(text[:-1] if scale > 1 else text) * scale
+    if not 1 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is no size of a file")
+    return int(value)
 
 
 size.__name__ = "size"
@@ -26,7 +26,7 @@ def add_quantizing(command: Callable[[str, str, str], argparse.ArgumentParser]) 
     p = command("quantize", where, "write a model in other types, by a recipe, patterns or a target")
     p.add_argument("src", help=MODEL_HELP)
     p.add_argument("dst", help="file to write; it appears when it is whole")
-    p.add_argument("--recipe", default="Q4_K_M", help="Q4_K_M (default), Q8_0, Q2_K, ...; a file of patterns as JSON")
+    p.add_argument("--recipe", help="Q4_K_M (default), Q8_0, Q2_K, ...; a file of patterns as JSON")
     p.add_argument("--tensor", action="append", default=[], metavar="PATTERN=TYPE", help="overrides; may be repeated")
     p.add_argument("--imatrix", metavar="FILE", help="importance of columns, see rooflm imatrix")
     target = p.add_mutually_exclusive_group()

@@ -271,6 +271,9 @@ def mix(
     given = [k for k, v in targets.items() if v is not None]
     if len(given) != 1:
         raise ValueError(f"mix() takes exactly one of size_bytes, bits and speed_tps, not {len(given)}")
+    target = float(targets[given[0]] or 0)
+    if not 0 < target < np.inf:
+        raise ValueError(f"{given[0]}={targets[given[0]]} must be a finite number above 0")
     g = source if isinstance(source, _core.GGUF) else _core.GGUF(source)
     shape = recipes.shape_of(g)
     names = [n for n, t in g.tensors.items() if recipes.is_quantized_here(n, t.shape)]

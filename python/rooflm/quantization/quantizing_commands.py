@@ -16,7 +16,7 @@ def _recipe(args: argparse.Namespace) -> Any:
     """A name, or patterns from a JSON file and from --tensor, the latter first."""
     from rooflm._commands import UsageError
 
-    recipe: Any = args.recipe
+    recipe: Any = args.recipe or "Q4_K_M"
     if recipe.endswith(".json") or os.path.sep in recipe:
         recipe = json.loads(Path(recipe).read_text(encoding="utf-8"))
         if not isinstance(recipe, dict) or not all(isinstance(v, str) for v in recipe.values()):
@@ -36,8 +36,9 @@ def _mix(args: argparse.Namespace, src: Any) -> Any:
     import rooflm
     from rooflm._commands import UsageError
 
-    if args.tensor:
-        raise UsageError("--tensor goes with a recipe, not with a target")
+    if args.tensor or args.recipe:
+        given = "--tensor" if args.tensor else "--recipe"
+        raise UsageError(f"{given} does not go with a target, which mixes types itself")
     by = json.loads(Path(args.by).read_text(encoding="utf-8")) if args.by else None
     if isinstance(by, dict) and "rows" in by:
         by = by["rows"]
@@ -54,11 +55,14 @@ def _mix(args: argparse.Namespace, src: Any) -> Any:
 
 def quantize(args: argparse.Namespace) -> int:
     import rooflm
+    from rooflm._commands import UsageError
     from rooflm.fetching import resolve_model
 
     src = resolve_model(args.src)
+    if args.dst == args.src:  # a fetched name as well, which would from then on mean the new file
+        raise UsageError(f"{args.dst} is the source itself: give the file to write another name")
     mixed = None
-    if args.size or args.bits or args.speed:
+    if any(target is not None for target in (args.size, args.bits, args.speed)):
         mixed = _mix(args, src)
     result = rooflm.quantize(
         src,
