@@ -152,6 +152,7 @@ class Tuning:
             ax.bar(i, middle, yerr=bar, capsize=3, color=color)
             names.append(name)
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        ax.margins(y=0.3)  # room for the notes
         ax.set_ylabel("decode (tokens/s)")
         ax.set_xlabel("step")
         n = len(self._samples["best"])
