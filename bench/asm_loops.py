@@ -54,8 +54,13 @@ def innermost_loops(lines: list[str]) -> list[Loop]:
 
 def loop_of(lines: list[str]) -> Loop:
     marks = [(int(m[1]), int(m[2])) for line in lines if (m := MARK.search(line))]
-    plain = [line.split("//")[0].rstrip() for line in lines if INSTRUCTION.match(line)]
+    plain = [readable(line.split("//")[0].rstrip()) for line in lines if INSTRUCTION.match(line)]
     return Loop(plain, marks)
+
+
+def readable(instruction: str) -> str:
+    """gcc writes a byte below zero in 64 bits, which its assembler takes and LLVM's does not."""
+    return re.sub(r"(movi\s+v\d+\.(?:8|16)b, 0x)f{14}([0-9a-f]{2})$", r"\1\2", instruction)
 
 
 def marked_loop(lines: list[str], tokens: int) -> Loop:

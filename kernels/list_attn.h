@@ -44,6 +44,7 @@ RL_X86(RL_ATTN_ROWS(avx2))
 RL_X86(RL_ATTN_ISA(avx512))
 RL_X86(RL_ATTN_ROWS(avx512))
 RL_ARM(RL_ATTN_ISA(neon))
+RL_ARM(RL_ATTN_ROWS(neon))
 RL_ARM(RL_ATTN(rl_attn_k_fn, rl_attn_k_q8_0_tile_dotprod, RL_Q8_0, RL_ACT_Q16, dotprod, "k.tile")
            RL_ATTN(rl_attn_v_fn, rl_attn_v_q8_0_tile_dotprod, RL_Q8_0, 0, dotprod, "v.tile"))
 #undef RL_ATTN_ROWS

@@ -92,11 +92,12 @@ INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt
             }
         }
         if (mins && group == 16) {
-            for (size_t g = 2 * b; g < 2 * b + 2; g++)
+#pragma GCC unroll 2
+            for (size_t g = 0; g < 2; g++)
                 for (int r = 0; r < NR; r++) {
-                    VF m = v_loadf(w->m[g] + r0 + LANES * r);
+                    VF m = v_loadf(w->m[2 * b + g] + r0 + LANES * r);
 #pragma GCC unroll 6
-                    for (int t = 0; t < nt; t++) acc[t][r] = v_fma(m, v_set1f(p->s16[g][t0 + t]), acc[t][r]);
+                    for (int t = 0; t < nt; t++) acc[t][r] = v_fma(m, v_set1f(p->s16[2 * b + g][t0 + t]), acc[t][r]);
                 }
         }
     }

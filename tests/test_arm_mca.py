@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
-from asm_loops import dot_loop, functions, innermost_loops, marked_loop  # noqa: E402
+from arm_mca import ACTS, LAYOUTS, Toolbox  # noqa: E402
+from asm_loops import dot_loop, functions, innermost_loops, loop_of, marked_loop  # noqa: E402
 
 GCC = "aarch64-linux-gnu-gcc"
 TWO_LOOPS = """
@@ -54,6 +55,12 @@ def test_loops_are_innermost_and_end_at_their_last_branch():
     assert innermost_loops(found["two"]) == []
 
 
+def test_bytes_below_zero_are_written_for_llvm():
+    """gcc writes them in 64 bits."""
+    loop = loop_of(["\tmovi\tv2.16b, 0xffffffffffffff80", "\tmovi\tv3.2d, 0xffffffffffffff80"])
+    assert loop.instructions == ["\tmovi\tv2.16b, 0x80", "\tmovi\tv3.2d, 0xffffffffffffff80"]
+
+
 def test_marks_and_products_pick_a_loop():
     one, two = functions(TWO_LOOPS).values()
     assert marked_loop(one, 4).bytes == 68
@@ -80,3 +87,17 @@ def test_marks_are_found_in_real_kernels_and_only_on_request(tmp_path):
         loop = marked_loop(marked[f"rl_rows_{name}_q8_dotprod"], 1)
         assert loop.bytes == nbytes
         assert sum("sdot" in i for i in loop.instructions) == dots
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which(GCC), reason=f"needs {GCC}")
+@pytest.mark.parametrize("tier", ["neon", "dotprod", "i8mm"])
+def test_every_tile_and_attention_kernel_has_one_loop_to_count(tier):
+    """All its steps unrolled in it: an inner loop would be counted once for many rounds."""
+    tools = Toolbox(GCC, "unused")
+    kernels = [(f"tile_mul_{tier}.c", f"rl_tile_mul_{lay}_{act}_{tier}", 6) for lay in LAYOUTS for act in ACTS.values()]
+    if tier != "i8mm":
+        kernels += [(f"attn_q8_{tier}.c", f"rl_attn_{side}_q8_0_tile_{tier}", 3) for side in "kv"]
+    for source, name, tokens in kernels:
+        loop = tools.own(source, tier, name, tokens)
+        assert loop.bytes >= 32 and len(loop.instructions) > 40, name

@@ -52,6 +52,36 @@ def test_available_is_what_the_cpu_has(no_env):
                 assert TABLE.select(isa=tier, family=family, available=True), (tier, family)
 
 
+def slots_of(arch, tmp_path):
+    """Family, type, arithmetic and layout of every entry that is no reference, as that machine would compile them."""
+    for header in ("assert.h", "math.h", "stdbool.h", "stddef.h", "stdint.h", "string.h"):
+        (tmp_path / header).touch()  # the system's own are not for another machine
+    text = f"""
+#undef __x86_64__
+#undef __aarch64__
+#define __{arch}__ 1
+#define RL_X86(...) {"__VA_ARGS__" * (arch == "x86_64")}
+#define RL_ARM(...) {"__VA_ARGS__" * (arch == "aarch64")}
+#define RL_KERNEL(fn, family, name, type, act, isa, rows, cols, layout) SLOT family:type:act:isa:layout;
+#include "kernels/lists.h"
+"""
+    cc = shlex.split(os.environ.get("CC", "cc"))
+    flags = ["-E", "-P", "-nostdinc", f"-I{tmp_path}", f"-I{ROOT}", f"-I{ROOT}/csrc", "-xc", "-"]
+    out = subprocess.run([*cc, *flags], input=text, check=True, stdout=subprocess.PIPE, text=True).stdout
+    slots = set()
+    for family, kind, act, isa, layout in re.findall(r"SLOT (\w+):(\w+):([^:;]*):(\w+):([^:;]*);", out):
+        arithmetic = re.search(r"RL_ACT_(F32|Q8|Q16)\b", act)  # further bits are orders of values
+        if isa != "ref":
+            slots.add((family, kind, arithmetic[1] if arithmetic else "", layout.strip('" ')))
+    return slots
+
+
+def test_aarch64_has_a_kernel_wherever_x86_has_one(tmp_path):
+    x86, arm = slots_of("x86_64", tmp_path), slots_of("aarch64", tmp_path)
+    assert len(x86) > 120
+    assert x86 - arm == set()
+
+
 def test_every_slot_has_a_reference_and_one_choice(no_env):
     slots = {}
     for k in rooflm.kernels():

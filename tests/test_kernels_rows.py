@@ -13,7 +13,7 @@ from blocks import ALL, BLOCKS, dequantize, random_rows
 from rooflm import _core
 
 Q8, Q16 = 2, 4
-ALL_ROW_FORMATS = 2 + 4 + 8 + 16 + 32 + 512 + 1024 + 2048
+ALL_ROW_FORMATS = 2 + 4 + 8 + 16 + 32 + 512 + 1024 + 2048 + 4096 + 8192
 ROWS = [k for k in rooflm.kernels(isa=None) if k.family == "rows"]
 HERE = [k for k in ROWS if k.available]
 FAST = [k for k in HERE if k.isa != "ref"]
@@ -239,6 +239,11 @@ def test_activations(isa):
         np.testing.assert_array_equal(np.frombuffer(got["q16p"], np.int16).reshape(3, pad), p)
         halves = np.frombuffer(got["q16s"], np.int8).reshape(3, -1, 2, 16).astype(np.int16)
         np.testing.assert_array_equal((128 * halves[:, :, 0] + halves[:, :, 1]).reshape(3, pad), q16)
+        # Tokens 0 and 1 side by side, then 2 with a neighbour that is no token.
+        pairs = np.frombuffer(got["q8m"], np.int8).reshape(2, -1, 2, 8).swapaxes(1, 2).reshape(4, pad)
+        np.testing.assert_array_equal(pairs[:3], q8)
+        high, low = np.frombuffer(got["q16m"], np.int8).reshape(2, -1, 2, 2, 8).transpose(2, 0, 3, 1, 4)
+        np.testing.assert_array_equal((128 * high.astype(np.int16) + low).reshape(4, pad)[:3], q16)
         n = q16.reshape(3, -1, 4, 2, 8, 2).transpose(0, 1, 5, 3, 2, 4).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16n"], np.int16).reshape(3, pad), n)
     bad = np.ones((3, 96), np.float32)

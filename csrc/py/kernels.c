@@ -346,11 +346,13 @@ static PyObject *act(PyObject *m, PyObject *args) {
         goto done;
     rl_act_fill(&o.act, &d, x.buf, (size_t)x.shape[1], 0, n);
     const rl_act *a = &o.act;
+    size_t even = (n + 1) / 2 * 2;
     dict = PyDict_New();
     if (!dict || put_bytes(dict, "q8", a->q8, n * a->ld_q) < 0 || put_bytes(dict, "d8", a->d8, n * a->ld_d * 4) < 0 ||
         put_bytes(dict, "s8", a->s8, n * a->ld_d * 4) < 0 || put_bytes(dict, "b8", a->b8, n * a->ld_d * 4) < 0 ||
         put_bytes(dict, "q8n", a->q8n, n * a->ld_q) < 0 || put_bytes(dict, "q8p", a->q8p, n * a->ld_q) < 0 ||
-        put_bytes(dict, "q16s", a->q16s, n * a->ld_q * 2) < 0 ||
+        put_bytes(dict, "q16s", a->q16s, n * a->ld_q * 2) < 0 || put_bytes(dict, "q8m", a->q8m, even * a->ld_q) < 0 ||
+        put_bytes(dict, "q16m", a->q16m, even * a->ld_q * 2) < 0 ||
         put_bytes(dict, "q16p", a->q16p, n * a->ld_q * 2) < 0 || put_bytes(dict, "q16", a->q16, n * a->ld_q * 2) < 0 ||
         put_bytes(dict, "d16", a->d16, n * a->ld_d16 * 4) < 0 || put_bytes(dict, "s16", a->s16, n * a->ld_d * 4) < 0 ||
         put_bytes(dict, "b16", a->b16, n * a->ld_d * 8) < 0 || put_bytes(dict, "q16n", a->q16n, n * a->ld_q * 2) < 0 ||

@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) void neon_sum16(int32x4_t acc[][NR]
                                                              int steps, int nt, int bits) {
     int32x4_t lo[NT_MAX], hi[NT_MAX];
     TOKENS lo[t] = hi[t] = vdupq_n_s32(0);
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int i = 0; i < steps; i++, w += STEP_W, x += 4 * RL_PANEL) {
         int16x8_t v = vreinterpretq_s16_s8(weights(w, bits));
         int16x8_t even = vshrq_n_s16(vshlq_n_s16(v, 8), 8), odd = vshrq_n_s16(v, 8);

@@ -3,14 +3,20 @@
 // in strides alone. The vectors (V of W floats) come from the file that includes this one. What these layouts cost
 // beside the tile is inherent: a score needs a sum across a vector, and token-major pages jump by n_head rows.
 //
+// Included once per ISA file, after these are defined:
+//
+//   W, V, ROWS                 floats of a vector, the vector, query rows that share a loaded one
+//   LINES                      vectors of one output row held in registers, LINES * W at most 32
+//   zero, set1, mul, fmadd, load_f32, load_f16, load_i8, store_f32
+//   half(bits)                 one value of half precision as float
+//   store_sums(p, a, b, c, d)  the sums across four vectors
+//
 // Floats: a score sums W partial sums of dimensions in rising order, then across the vector; values of q8_0 are
 // scaled before they are multiplied. An output is acc * corr, then tokens in rising order. All by fused multiply-add.
-#ifndef RL_KERNELS_X86_ATTN_ROW_H
-#define RL_KERNELS_X86_ATTN_ROW_H
+#ifndef RL_KERNELS_ATTN_ROW_BODY_H
+#define RL_KERNELS_ATTN_ROW_BODY_H
 
 #include "kernels/attn.h"
-
-#define LINES 4 // vectors of one output row held in registers; ROWS query rows share a loaded vector
 
 // 16 values from p on, 16 / W vectors; q8_0 times their scale.
 INLINE void row_load(const uint8_t *p, const rl_type type, float scale, V *out) {
@@ -28,7 +34,7 @@ INLINE void row_load(const uint8_t *p, const rl_type type, float scale, V *out) 
 // One value, for what 16 do not divide of a head. Nothing beyond it may be read: a page can end there.
 INLINE float row_value(const uint8_t *p, size_t i, const rl_type type, const float *scale) {
     if (type == RL_F32) return ((const float *)(const void *)p)[i];
-    if (type == RL_F16) return _cvtsh_ss(((const uint16_t *)(const void *)p)[i]);
+    if (type == RL_F16) return half(((const uint16_t *)(const void *)p)[i]);
     return (float)((const int8_t *)p)[i] * scale[i / 32];
 }
 
@@ -39,7 +45,7 @@ INLINE const float *row_scales(const rl_attn_side *s, const float *scales, size_
 // The same token of the page that will be read next.
 INLINE void row_ahead(const rl_attn_side *s, const uint8_t *next, size_t t, size_t size) {
     if (!next) return;
-    for (size_t i = 0; i < s->pad * size; i += 64) _mm_prefetch((const char *)next + t * s->token + i, _MM_HINT_T1);
+    for (size_t i = 0; i < s->pad * size; i += 64) __builtin_prefetch(next + t * s->token + i, 0, 2);
 }
 
 INLINE void row_k(const rl_attn_k_args *a, size_t r0, const size_t nq, const rl_type type) {
@@ -66,9 +72,9 @@ INLINE void row_k(const rl_attn_k_args *a, size_t r0, const size_t nq, const rl_
                 for (size_t r = 0; r < nq; r++) rest[r][e] += q[r * a->ld_q + i] * row_value(k, i, type, scale);
         }
         for (size_t r = 0; r < nq; r++) {
-            __m128 x = sum4(sum[0][r], sum[1][r], sum[2][r], sum[3][r]);
-            if (whole < s->pad) x = _mm_add_ps(x, _mm_loadu_ps(rest[r]));
-            _mm_storeu_ps(a->s + (r0 + r) * 64 + t, x);
+            float *out = a->s + (r0 + r) * 64 + t;
+            store_sums(out, sum[0][r], sum[1][r], sum[2][r], sum[3][r]);
+            for (size_t e = 0; whole < s->pad && e < 4; e++) out[e] += rest[r][e];
         }
     }
 }
@@ -98,10 +104,11 @@ INLINE void row_v_lines(const rl_attn_v_args *a, size_t r0, size_t i, const size
 }
 
 INLINE void row_v(const rl_attn_v_args *a, size_t r0, const size_t nq, const rl_type type) {
-    // Groups of 32 dimensions have a scale of their own, so a step is 32 of them, and 16 at the end of an odd head.
+    // Groups of 32 dimensions have a scale of their own, so a step is at most 32 of them, and 16 at the end of an odd
+    // head.
     size_t i = 0;
-    for (; i + 32 <= a->side->pad; i += 32) row_v_lines(a, r0, i, nq, 32 / W, type);
-    if (i + 16 <= a->side->pad) {
+    for (; i + LINES * W <= a->side->pad; i += LINES * W) row_v_lines(a, r0, i, nq, LINES, type);
+    if (LINES * W > 16 && i + 16 <= a->side->pad) {
         row_v_lines(a, r0, i, nq, 16 / W, type);
         i += 16;
     }
