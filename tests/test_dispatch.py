@@ -71,6 +71,8 @@ def slots_of(arch, tmp_path):
     slots = set()
     for family, kind, act, isa, layout in re.findall(r"SLOT (\w+):(\w+):([^:;]*):(\w+):([^:;]*);", out):
         arithmetic = re.search(r"RL_ACT_(F32|Q8|Q16)\b", act)  # further bits are orders of values
+        if family == "RL_FAM_TILE_UNPACK":
+            layout = ""  # each tier unpacks into the one that it multiplies best
         if isa != "ref":
             slots.add((family, kind, arithmetic[1] if arithmetic else "", layout.strip('" ')))
     return slots
