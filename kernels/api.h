@@ -39,7 +39,7 @@ typedef enum rl_family {
 typedef enum rl_actfmt {
     RL_ACT_F32 = 1,     // float32, as given
     RL_ACT_Q8 = 2,      // int8 per 32 values, float32 scale and float32 scale*sum per 32, integer sums per 16
-    RL_ACT_Q16 = 4,     // int16 (15 bits used) per 256 values, float32 scale per 256, float32 scale*sum per 32
+    RL_ACT_Q16 = 4,     // int16 per 256 values, float32 scale per 256, float32 scale*sum per 32
     RL_ACT_Q8N = 8,     // with Q8: q8n, for blocks of 32 whose 16 bytes hold value i and value 16 + i
     RL_ACT_Q16N = 16,   // with Q16: q16n, the same blocks seen as 16-bit words
     RL_ACT_Q16E = 32,   // with Q16: q16e, 32 bytes seen as 16-bit words: even values, then odd ones
@@ -54,7 +54,9 @@ typedef enum rl_actfmt {
 } rl_actfmt;
 
 #define RL_ACT_Q8_MAX 127
-#define RL_ACT_Q16_MAX 16383 // 32 products with Q6_K's |scale * q| <= 4096 stay below 2^31
+// Of an int16 activation: 127 * 256 + 127, so that two signed bytes hold it, too. 16 products with Q6_K's
+// |scale * q| <= 4096 stay below 2^31, 32 of them do not.
+#define RL_ACT_Q16_MAX 32639
 
 // The activations of one matmul: n_tok vectors of `cols` values. Scales and sums never pass through half
 // precision. Every array is padded with zeros to a multiple of 256 values (8 scales per 32, 16 sums per 16),
@@ -84,10 +86,10 @@ typedef struct rl_act {
     int8_t *q8p;
     // q16p: per 128 values, even values of g0, g2, g1, g3, then their odd values.
     int16_t *q16p;
-    // q16s: per 16 values, 16 bytes of value >> 7, then 16 of value & 127: value = 128 * high + low.
+    // q16s: per 16 values, 16 high bytes, then 16 low ones: value = 256 * high + low, both signed.
     int8_t *q16s; // [tok][2 * ld_q]
     // q8m: per pair of tokens and 8 values: those of the first token, then of the second. q16m: per pair and 8 values,
-    // the same of value >> 7, then of value & 127. [ceil(max_tok/2)][2 * ld_q], twice that for q16m.
+    // the same of the high bytes, then of the low ones. [ceil(max_tok/2)][2 * ld_q], twice that for q16m.
     int8_t *q8m, *q16m;
     // Panels (rl_panel8, rl_panel16: [ceil(cols/256)][ceil(max_tok/6)]; rl_panelf: [ceil(cols/128)][...]).
     void *q8t, *q16t, *f32t;

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import gguf
 import numpy as np
 
@@ -24,6 +27,10 @@ BLOCKS = {
 }
 FLOATS = {"F32": (1, 4, (), "f32"), "F16": (1, 2, (), "f16"), "BF16": (1, 2, (), "bf16")}
 ALL = {**BLOCKS, **FLOATS}
+
+# The largest int16 activation.
+_API = (Path(__file__).resolve().parent.parent / "kernels" / "api.h").read_text()
+Q16_MAX = int(re.search(r"^#define RL_ACT_Q16_MAX (\d+)", _API, re.M)[1])
 
 
 def random_rows(

@@ -9,7 +9,7 @@ import mmap
 import numpy as np
 import pytest
 import rooflm
-from blocks import ALL, BLOCKS, dequantize, random_rows
+from blocks import ALL, BLOCKS, Q16_MAX, dequantize, random_rows
 from rooflm import _core
 
 Q8, Q16 = 2, 4
@@ -107,7 +107,7 @@ def test_integer_sums_are_exact(k):
             raw = random_rows(rng, k.type, 1, cols, power_of_two=True)
             w = dequantize(k.type, raw, cols).astype(np.float64)
             x = np.zeros((5, cols), np.float32)
-            top, step = {"int8": (127, 32), "int16": (16383, 256), "f32": (1, cols)}[k.act]
+            top, step = {"int8": (127, 32), "int16": (Q16_MAX, 256), "f32": (1, cols)}[k.act]
             for b in range(0, cols, step):
                 part = slice(b, min(b + step, cols))
                 # Small values at some places; the largest, which makes the scale 1, at the smallest weight.
@@ -221,7 +221,7 @@ def test_activations(isa):
         q16 = np.frombuffer(got["q16"], np.int16).reshape(3, pad)
         d16 = np.frombuffer(got["d16"], np.float32).reshape(3, -1).astype(np.float64)
         assert (np.abs(q16 * np.repeat(d16, 256, 1) - xp) <= 0.501 * np.repeat(d16, 256, 1) + 1e-33).all()
-        assert np.abs(q16).max() == 16383
+        assert np.abs(q16).max() == Q16_MAX
         np.testing.assert_allclose(
             np.frombuffer(got["s16"], np.float32).reshape(3, -1),
             np.repeat(d16, 8, 1) * q16.reshape(3, -1, 32).sum(2, dtype=np.int64),
@@ -238,12 +238,12 @@ def test_activations(isa):
         p = q16.reshape(3, -1, 4, 16, 2)[:, :, order].transpose(0, 1, 4, 2, 3).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16p"], np.int16).reshape(3, pad), p)
         halves = np.frombuffer(got["q16s"], np.int8).reshape(3, -1, 2, 16).astype(np.int16)
-        np.testing.assert_array_equal((128 * halves[:, :, 0] + halves[:, :, 1]).reshape(3, pad), q16)
+        np.testing.assert_array_equal((256 * halves[:, :, 0] + halves[:, :, 1]).reshape(3, pad), q16)
         # Tokens 0 and 1 side by side, then 2 with a neighbour that is no token.
         pairs = np.frombuffer(got["q8m"], np.int8).reshape(2, -1, 2, 8).swapaxes(1, 2).reshape(4, pad)
         np.testing.assert_array_equal(pairs[:3], q8)
         high, low = np.frombuffer(got["q16m"], np.int8).reshape(2, -1, 2, 2, 8).transpose(2, 0, 3, 1, 4)
-        np.testing.assert_array_equal((128 * high.astype(np.int16) + low).reshape(4, pad)[:3], q16)
+        np.testing.assert_array_equal((256 * high.astype(np.int16) + low).reshape(4, pad)[:3], q16)
         n = q16.reshape(3, -1, 4, 2, 8, 2).transpose(0, 1, 5, 3, 2, 4).reshape(3, pad)
         np.testing.assert_array_equal(np.frombuffer(got["q16n"], np.int16).reshape(3, pad), n)
     bad = np.ones((3, 96), np.float32)

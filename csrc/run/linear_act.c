@@ -112,13 +112,15 @@ static void copy_q16p(const int16_t *q, int16_t *out, size_t n) {
         }
 }
 
-// Right shifts of negative values keep the sign, with every compiler this builds with.
+// value = 256 * high + low, both signed bytes: |value| <= RL_ACT_Q16_MAX. Compilers keep the low bits in the cast.
+static void split(int16_t value, int8_t *high, int8_t *low) {
+    *low = (int8_t)value;
+    *high = (int8_t)((value - *low) / 256);
+}
+
 static void copy_q16s(const int16_t *q, int8_t *out, size_t n) {
     for (size_t c = 0; c < n; c += 16, out += 32)
-        for (size_t i = 0; i < 16; i++) {
-            out[i] = (int8_t)(q[c + i] >> 7);
-            out[16 + i] = (int8_t)(q[c + i] & 127);
-        }
+        for (size_t i = 0; i < 16; i++) split(q[c + i], out + i, out + 16 + i);
 }
 
 // out: of the token's pair, at its own first values.
@@ -128,10 +130,7 @@ static void copy_q8m(const int8_t *q, int8_t *out, size_t n) {
 
 static void copy_q16m(const int16_t *q, int8_t *out, size_t n) {
     for (size_t c = 0; c < n; c += 8, out += 32)
-        for (size_t i = 0; i < 8; i++) {
-            out[i] = (int8_t)(q[c + i] >> 7);
-            out[16 + i] = (int8_t)(q[c + i] & 127);
-        }
+        for (size_t i = 0; i < 8; i++) split(q[c + i], out + i, out + 16 + i);
 }
 
 static void copy_q16n(const int16_t *q, int16_t *out, size_t n) {

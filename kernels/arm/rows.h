@@ -119,7 +119,18 @@ RL_INLINE void half_of_32(const int8x16_t v[][8], const scales *sc, const int ki
     }
 }
 
-// One scale per 16. Integers take the sub-scales, too: 2 * 16 * 32 * 16,383 * 128 < 2^31 for Q6_K.
+// Eight groups of 16 as four floats: int8 in pairs, which share a scale; int16, which has one for all, in any order,
+// and added as floats, because a group of Q6_K times its sub-scale reaches 16 * 32 * 32,639 * 128 < 2^31, and two pass
+// it.
+RL_INLINE float32x4_t four_of_eight(int32x4_t a, int32x4_t b) {
+#if RL_BITS == 8
+    return vcvtq_f32_s32(vpaddq_s32(a, b));
+#else
+    return vaddq_f32(vcvtq_f32_s32(a), vcvtq_f32_s32(b));
+#endif
+}
+
+// One scale per 16. Integers take the sub-scales, too.
 RL_INLINE void half_of_16(const int8x16_t v[][8], const scales *sc, const int kind, const int offset, const act_ptr *x,
                           size_t g, const int half, halves *h, const int nr, const int nt) {
     for (int t = 0; t < nt; t++) {
@@ -134,8 +145,8 @@ RL_INLINE void half_of_16(const int8x16_t v[][8], const scales *sc, const int ki
                 sum[r][i] = vmulq_s32(sum[r][i], vmovl_s16(quarter(sc[r].n16, 2 * half + i)));
                 if (kind == PER_16_MIN) m[i] = vmulq_s32(b[i], vmovl_s16(quarter(sc[r].mn16, 2 * half + i)));
             }
-            add(&h->sum[r][t], vcvtq_f32_s32(vpaddq_s32(sum[r][0], sum[r][1])), xs, half);
-            if (kind == PER_16_MIN) add(&h->min[r][t], vcvtq_f32_s32(vpaddq_s32(m[0], m[1])), xs, half);
+            add(&h->sum[r][t], four_of_eight(sum[r][0], sum[r][1]), xs, half);
+            if (kind == PER_16_MIN) add(&h->min[r][t], four_of_eight(m[0], m[1]), xs, half);
         }
     }
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows kernels for 2 to 8 tokens with smmla, which multiplies two rows by two tokens: 8 columns of each at once. A file
-// that includes this defines RL_BITS, 8 or 16: int8 or int16 activations (as two bytes, value = 128 * high + low).
+// that includes this defines RL_BITS, 8 or 16: int8 or int16 activations (as two bytes, value = 256 * high + low).
 //
 // Weights of two rows are unpacked once and used by up to four pairs of tokens, whose bytes lie as these instructions
 // want them (q8m, q16m of kernels/api.h). A vector of sums is row 0 with both tokens, then row 1. An odd last row or
 // token is paired with itself or with stale bytes, and what comes of those is dropped.
 //
-// Integers: 32 * 128 * 127 < 2^20 per group; high bytes of int16 make at most 32 * 128 * 128 * 2^7 = 2^26.
+// Integers: 32 * 128 * 127 < 2^20 per group; high bytes of int16 make at most 32 * 128 * 127 * 2^8, low
+// ones 32 * 128 * 128 more: together below 2^27.
 #ifndef RL_KERNELS_ARM_ROWS_MM_H
 #define RL_KERNELS_ARM_ROWS_MM_H
 
@@ -91,7 +92,7 @@ RL_INLINE int32x4_t dots(const part *a, const part *b, const int from, const int
 #else
     for (int i = 0; i < 2 * n; i++)
         s = vmmlaq_s32(s, both(a->v[from + i / 2], b->v[from + i / 2], i % 2), vld1q_s8(x + 32 * i));
-    s = vshlq_n_s32(s, 7);
+    s = vshlq_n_s32(s, 8);
     for (int i = 0; i < 2 * n; i++)
         s = vmmlaq_s32(s, both(a->v[from + i / 2], b->v[from + i / 2], i % 2), vld1q_s8(x + 32 * i + 16));
 #endif

@@ -9,8 +9,9 @@
 //   int8, per 32, weights -16..31: 4 products in int16, then two of those: 8 * 31 * 127 = 31,496
 //   int8, per 16, weights 0..63 (Q6_K before its offset): 2 products, then two of those: 4 * 63 * 127 = 32,004
 //   int8, weights -128..127: two products in int16: 2 * 128 * 127 = 32,512, then 32 bits
-//   int16: 32 bits from the start: 32 * 128 * 16,383 < 2^26
-// and with sdot: 32 bits from the start; the high bytes of int16 activations make at most 32 * 128 * 128 * 2^7 = 2^26.
+//   int16: 32 bits from the start: 32 * 128 * 32,639 < 2^27
+// and with sdot: 32 bits from the start; the high bytes of int16 activations make at most 32 * 128 * 127 * 2^8, the low
+// ones 32 * 128 * 128 more: together below 2^27.
 #ifndef RL_KERNELS_ARM_SUMS_H
 #define RL_KERNELS_ARM_SUMS_H
 
@@ -141,11 +142,11 @@ RL_INLINE spread dot32(const int8x16_t *w, const acts32 *x) {
 }
 #elif RL_DOTPROD
 RL_INLINE spread dot16(int8x16_t w, const acts32 *x, const int i) {
-    return vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), w, x->high[i]), 7), w, x->low[i]);
+    return vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), w, x->high[i]), 8), w, x->low[i]);
 }
 RL_INLINE spread dot32(const int8x16_t *w, const acts32 *x) {
     int32x4_t high = vdotq_s32(vdotq_s32(vdupq_n_s32(0), w[0], x->high[0]), w[1], x->high[1]);
-    return vdotq_s32(vdotq_s32(vshlq_n_s32(high, 7), w[0], x->low[0]), w[1], x->low[1]);
+    return vdotq_s32(vdotq_s32(vshlq_n_s32(high, 8), w[0], x->low[0]), w[1], x->low[1]);
 }
 #else
 RL_INLINE spread add_products(spread s, int8x16_t w, const acts32 *x, const int i) {

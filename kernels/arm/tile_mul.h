@@ -37,12 +37,13 @@ typedef struct {
     int8x16_t first, last;
 } tokens;
 
-// int16 values are 128 * high + low, both of which fit signed bytes: |value| <= 16383.
+// int16 values are 256 * high + low, both of which fit signed bytes: |value| <= RL_ACT_Q16_MAX. Rounding the high
+// ones makes up for the sign of the low ones.
 enum { BYTES, HIGH, LOW };
 
 static inline __attribute__((always_inline)) int8x8_t narrow(const int16_t *x, const int part) {
     int16x8_t v = vld1q_s16(x);
-    return part == HIGH ? vshrn_n_s16(v, 7) : vand_s8(vmovn_s16(v), vdup_n_s8(127));
+    return part == HIGH ? vrshrn_n_s16(v, 8) : vmovn_s16(v);
 }
 
 static inline __attribute__((always_inline)) tokens fetch(const void *x, const int part) {

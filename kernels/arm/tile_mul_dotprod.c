@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tile multiply with sdot: 8 rows by 6 tokens. int16 activations are taken as two bytes, in two passes over the same
-// weights: high parts, times 128, then low parts.
+// weights: high parts, times 256, then low parts.
 #ifndef __ARM_FEATURE_DOTPROD
 #error "needs dotprod"
 #endif
@@ -22,7 +22,7 @@ static inline __attribute__((always_inline)) void dotprod_sum16(int32x4_t acc[][
     int32x4_t high[NT_MAX][NR];
     each_sum(high[t][r] = vdupq_n_s32(0));
     dot_steps(high, w, x, steps, nt, bits, HIGH);
-    each_sum(acc[t][r] = vaddq_s32(acc[t][r], vshlq_n_s32(high[t][r], 7)));
+    each_sum(acc[t][r] = vaddq_s32(acc[t][r], vshlq_n_s32(high[t][r], 8)));
     dot_steps(acc, w, x, steps, nt, bits, LOW);
 }
 

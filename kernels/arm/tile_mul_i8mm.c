@@ -65,7 +65,7 @@ static inline __attribute__((always_inline)) void i8mm_sum16(int32x4_t acc[][NR]
     int32x4_t high[NT_MAX][NR];
     each_sum(high[t][r] = vdupq_n_s32(0));
     mm_steps(high, w, x, steps, nt, bits, HIGH);
-    each_sum(acc[t][r] = vaddq_s32(acc[t][r], vshlq_n_s32(high[t][r], 7)));
+    each_sum(acc[t][r] = vaddq_s32(acc[t][r], vshlq_n_s32(high[t][r], 8)));
     mm_steps(acc, w, x, steps, nt, bits, LOW);
 }
 

@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) void neon_sum8(int32x4_t acc[][NR],
 }
 
 // Bytes 0 and 2, then 1 and 3 of each group widened, as the panel has its columns. 32 columns reach at most
-// 32 * 128 * 16383 < 2^27.
+// 32 * 128 * 32,639 = 133,689,344 < 2^27.
 static inline __attribute__((always_inline)) void neon_sum16(int32x4_t acc[][NR], const uint8_t *w, const int16_t *x,
                                                              int steps, int nt, int bits) {
     int32x4_t lo[NT_MAX], hi[NT_MAX];

@@ -7,7 +7,7 @@
 #include "kernels/tile.h"
 
 // One row by one token of 8-bit (step 1) or 16-bit panels: exact sub-sum of n columns from column k. Worst
-// case, 32 columns: 32 * 255 * 16383 < 2^27 for int16, 32 * 255 * 127 < 2^20 for int8.
+// case, 32 columns: 32 * 255 * 32,639 < 2^28 for int16, 32 * 255 * 127 < 2^20 for int8.
 static int32_t sub8(const rl_tile *t, const rl_panel8 *p, size_t r, size_t s, size_t k, size_t n) {
     int32_t sum = 0;
     for (size_t i = k; i < k + n; i++) sum += t->q[i / 4][r][i % 4] * p->q[i / 4][s][i % 4];

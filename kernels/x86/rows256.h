@@ -14,9 +14,10 @@
 // Worst cases of the integer sums:
 //   int8, unsigned weights up to 63 (Q6_K): maddubs 2 * 63 * 127 = 16,002; two added for pairs (at most 31): 15,748
 //   int8, signed weights (Q8: 128, IQ4: 127): maddubs 2 * 128 * 127 = 32,512 in int16; not added before widening
-//   int16, weights up to 128: madd 2 * 128 * 16,383 = 4,194,048; four words a lane: 8,388,096
-//   sums of sub-scale * activation sums (16 values): int8 2 * 2,032 * 4,096 = 16,646,144; int16 2 * 262,128 * 15
-// All fit their lanes, and all but the last convert to float32 without rounding (below 2^24).
+//   int16, weights up to 128: madd 2 * 128 * 32,639 = 8,355,584; four words a lane: 16,711,168
+//   int16, pairs, IQ4 (up to 127): eight words a lane: 33,161,224; up to 31: 8,094,472
+//   sums of sub-scale * activation sums (16 values): int8 2 * 2,032 * 4,096 = 16,646,144; int16 2 * 522,224 * 15
+// All fit their lanes, and all but the pairs of IQ4 convert to float32 without rounding (below 2^24).
 #ifndef RL_KERNELS_X86_ROWS256_H
 #define RL_KERNELS_X86_ROWS256_H
 

@@ -3,7 +3,7 @@
 // vectors: permutes across two of them put the nibbles of four blocks into one vector, and all 16 headers into another.
 // Activations are in the order of nibble blocks (q8n, q16n): four blocks, a quarter of a vector each.
 //
-// Worst cases: int8 two dpbusd 2 * 4 * 15 * 127 = 15,240 a lane; int16 four dpwssd 4 * 2 * 15 * 16,383 = 1,965,960 a
+// Worst cases: int8 two dpbusd 2 * 4 * 15 * 127 = 15,240 a lane; int16 four dpwssd 4 * 2 * 15 * 32,639 = 3,916,680 a
 // lane: both exact in int32 and in float32.
 #ifndef RL_KERNELS_X86_ROWS512_Q4_1_H
 #define RL_KERNELS_X86_ROWS512_Q4_1_H

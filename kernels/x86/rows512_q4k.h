@@ -3,7 +3,7 @@
 // and the activations come in that order (q8p, q16p). A superblock is four vectors of two groups; the 8 scales
 // d * sub-scale * activation scale are permuted onto their lanes.
 //
-// Worst cases: int8 dpbusd 4 * 31 * 127 = 15,748 a lane; int16 two dpwssd 4 * 31 * 16,383 = 2,031,492 a lane: both
+// Worst cases: int8 dpbusd 4 * 31 * 127 = 15,748 a lane; int16 two dpwssd 4 * 31 * 32,639 = 4,047,236 a lane: both
 // exact in int32 and in float32.
 #ifndef RL_KERNELS_X86_ROWS512_Q4K_H
 #define RL_KERNELS_X86_ROWS512_Q4K_H

@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) void avx2_sum8(__m256i acc[][NR], c
 }
 
 // 16-bit activations: bytes 0 and 2, then 1 and 3 of each group widened. 32 columns reach at most
-// 32 * 255 * 16383 = 133,685,280.
+// 32 * 255 * 32,639 = 266,334,240.
 static inline __attribute__((always_inline)) void avx2_sum16(__m256i acc[][NR], const uint8_t *w, const int16_t *x,
                                                              int steps, int nt, int bits) {
     (void)bits;

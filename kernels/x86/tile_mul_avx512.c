@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) void vnni_sum8(__m512i acc[][NR], c
 }
 
 // The same with 16-bit activations: bytes 0 and 2, then 1 and 3 of each group widened. At most
-// 32 * 255 * 16383 = 133,685,280.
+// 32 * 255 * 32,639 = 266,334,240.
 static inline __attribute__((always_inline)) void vnni_sum16(__m512i acc[][NR], const uint8_t *w, const int16_t *x,
                                                              int steps, int nt, int bits) {
     (void)bits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tile multiply with AVX-VNNI (256 bits): 16 rows by 3 tokens. vpdpbusd and vpdpwssd do not saturate: 32 columns
-// reach at most 32 * 255 * 127 = 1,036,320 with 8-bit and 32 * 255 * 16383 = 133,685,280 with 16-bit
+// reach at most 32 * 255 * 127 = 1,036,320 with 8-bit and 32 * 255 * 32,639 = 266,334,240 with 16-bit
 // activations. Float tiles have nothing to gain here and stay with AVX2.
 #if !defined(__AVXVNNI__)
 #error "compile this file with the flags of its tier"

@@ -19,7 +19,7 @@ ModelArg = Union[Model, str, "os.PathLike[str]"]
 # A model, or a dict with "model" (default the reference's), "name" and options of the session.
 Candidate = Union[ModelArg, Mapping[str, Any]]
 
-# Options of a session that change its numbers. Comparing defaults to a path whose own error is below 2e-6 nats on
+# Options of a session that change its numbers. Comparing defaults to a path whose own error is below 1e-6 nats on
 # SmolLM2, so that what differs between two files is their weights.
 DEFAULTS: dict[str, Any] = {
     "compute": "int16",
