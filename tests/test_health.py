@@ -292,7 +292,7 @@ def test_soak_finds_leaking_memory_and_descriptors(model, steady):
     kept = []
 
     def leak(session):  # pages of its own: the heap may have room that was touched long ago
-        kept.append(mmap.mmap(-1, 1 << 20))
+        kept.append(mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         kept[-1].write(b"x" * (1 << 20))
 
     s = rooflm.soak(model, each=leak, **SHORT)
