@@ -72,6 +72,7 @@ def test_forecast_of_a_wide_model_with_its_own_output_matrix(tmp_path):
 
 
 @needs_smaps
+@pytest.mark.unsanitized
 def test_forecast_reads_no_weights(tmp_path):
     """The 200 MB of weights stay outside: what the forecast itself takes is a small part of them."""
     path = tmp_path / "w.gguf"
@@ -214,6 +215,7 @@ def loaded(tmp_path_factory):
     return path, rooflm.load_times(path, repeats=1, threads=1, progress=False)
 
 
+@pytest.mark.unsanitized
 def test_each_way_and_state_is_measured(loaded):
     path, r = loaded
     ways, states = ("mmap", "buffered", "copy"), ("cold", "warm")
