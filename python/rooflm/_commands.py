@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
-from rooflm._output import emit, megabytes, show, table
+from rooflm._output import answer, emit, megabytes, show, table
 
 TRACE_CAPACITY = 1 << 20  # operations; some 270 for a token of a model with 30 layers
 
@@ -284,8 +284,5 @@ def ppl(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=progress,
     )
-    if args.json:
-        emit(result.to_dict())
-    else:
-        print(result)
+    answer(result, args)
     return 0

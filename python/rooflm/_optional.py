@@ -20,6 +20,13 @@ def need(module: str, extra: str = "plot") -> Any:
         raise ImportError(f"this needs {e.name}: pip install 'rooflm[{extra}]' or pip install {e.name}") from None
 
 
+def save_picture(ax: Axes, path: str) -> None:
+    """The figure of these axes as a file, and gone."""
+    figure: Any = ax.figure
+    figure.savefig(path, dpi=120)
+    need("matplotlib.pyplot").close(figure)
+
+
 def axes(ax: Optional[Axes], **figure: Any) -> Axes:
     """The axes given, or new ones in a figure of their own made with these settings. rcParams stay as they are."""
     if ax is not None:

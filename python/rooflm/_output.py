@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
 import math
@@ -33,6 +34,14 @@ def plain(value: Any) -> Any:
 def emit(record: Any) -> None:
     """One JSON object on a line of standard output."""
     print(json.dumps(plain(record), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def answer(result: Any, args: argparse.Namespace) -> None:
+    """What a command found: one JSON object with --json, else its text."""
+    if args.json:
+        emit(result)
+    else:
+        print(result)
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

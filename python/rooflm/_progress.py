@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Union
+from typing import Any, Callable, Optional, Union
 
 ProgressArg = Union[None, bool, Callable[[str], None]]
 
@@ -36,6 +36,20 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def status_line(quiet: bool) -> Optional[Callable[[str], None]]:
+    """Shows what is being done on a line of the terminal that end_status_line() clears; None where nobody sees it."""
+    return None if quiet or not sys.stderr.isatty() else _overwrite
+
+
+def end_status_line(quiet: bool) -> None:
+    if status_line(quiet):
+        _overwrite("")
+
+
+def _overwrite(text: str) -> None:
+    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _is_seen() -> bool:

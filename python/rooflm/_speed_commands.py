@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from rooflm import _core
 from rooflm._output import emit, show, table
 
 DEMO_PROMPT = "Memory bandwidth decides how fast a language model answers, because"
@@ -101,21 +102,15 @@ def exact_path_agreement(model: Any, ids: list[int], threads: Optional[int], com
     logits = {}
     for way, kv in (("f32", "f32"), (compute, "f16")):
         with model.session(n_ctx=len(ids), compute=way, kv=kv, n_threads=threads) as s:
-            logits[way] = s.eval(ids, logits="all").astype(np.float64)
-    log_p, log_q = (_log_softmax(logits[way]) for way in ("f32", compute))
-    kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+            logits[way] = s.eval(ids, logits="all")
+    rows = _core._contrast_rows(logits["f32"], logits[compute], np.zeros(len(ids), np.int32))
     return {
         "compute": compute,
         "positions": len(ids),
-        "top1_equal": int((log_p.argmax(axis=1) == log_q.argmax(axis=1)).sum()),
-        "kl_mean": float(kl.mean()),
-        "kl_max": float(kl.max()),
+        "top1_equal": int((rows["top_p"] == rows["top_q"]).sum()),
+        "kl_mean": float(rows["kl"].mean()),
+        "kl_max": float(rows["kl"].max()),
     }
-
-
-def _log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x - x.max(axis=1, keepdims=True)
-    return np.asarray(x - np.log(np.exp(x).sum(axis=1, keepdims=True)))
 
 
 def synth(args: argparse.Namespace) -> int:

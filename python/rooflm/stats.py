@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Optional, Sequence
 
 
@@ -67,6 +68,12 @@ def mean_and_se(values: Sequence[float]) -> tuple[float, Optional[float]]:
         return mean, None
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     return mean, math.sqrt(variance / n)
+
+
+def median_and_mad(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and the median of the absolute deviations from it."""
+    median = statistics.median(values)
+    return median, statistics.median(abs(v - median) for v in values)
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Optional[tuple[float, float]]:

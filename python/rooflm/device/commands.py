@@ -4,43 +4,22 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
-from typing import Any, Callable, Optional
 
-from rooflm._output import emit, show, table
+from rooflm._optional import save_picture
+from rooflm._output import answer, emit, show, table
+from rooflm._progress import end_status_line, status_line
 from rooflm.device.sizes import size_text
-
-
-def _progress(args: argparse.Namespace) -> Optional[Callable[[str], None]]:
-    if args.json or not sys.stderr.isatty():
-        return None
-    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _end_of_progress(args: argparse.Namespace) -> None:
-    if _progress(args):
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _save(ax: Any, path: str) -> None:
-    from rooflm._optional import need
-
-    ax.figure.savefig(path, dpi=120)
-    need("matplotlib.pyplot").close(ax.figure)
 
 
 def machine(args: argparse.Namespace) -> int:
     import rooflm
 
-    facts = rooflm.machine(measure=args.measure, progress=_progress(args))
-    _end_of_progress(args)
-    if args.json:
-        emit(facts)
-    else:
-        print(facts)
+    facts = rooflm.machine(measure=args.measure, progress=status_line(args.json))
+    end_status_line(args.json)
+    answer(facts, args)
     if args.plot:
-        _save(facts.plot(), args.plot)
+        save_picture(facts.plot(), args.plot)
     return 0
 
 
@@ -52,14 +31,12 @@ def randmem(args: argparse.Namespace) -> int:
         raise UsageError("--plot draws a ladder: give --ladder, too")
     if args.ladder:
         smallest = max(4096, 2 * args.stride)
-        ladder = latency_ladder(smallest=smallest, largest=args.size, stride=args.stride, progress=_progress(args))
-        _end_of_progress(args)
-        if args.json:
-            emit(ladder)
-        else:
-            print(ladder)
+        progress = status_line(args.json)
+        ladder = latency_ladder(smallest=smallest, largest=args.size, stride=args.stride, progress=progress)
+        end_status_line(args.json)
+        answer(ladder, args)
         if args.plot:
-            _save(ladder.plot(), args.plot)
+            save_picture(ladder.plot(), args.plot)
         return 0
     walks = [
         random_latency(args.size, stride=args.stride, iters=args.iter, huge=huge, random=random, seed=args.seed)
@@ -98,7 +75,7 @@ def trace(args: argparse.Namespace) -> int:
     if args.chrome:
         tr.to_chrome(args.chrome)
     if args.plot:
-        _save(tr.plot(), args.plot)
+        save_picture(tr.plot(), args.plot)
     if args.json:
         emit(tr)
         return 0

@@ -78,7 +78,7 @@ class Sampler:
             raise ValueError(f"interval_s={interval_s}: must be from 0.005 to 3600 seconds")
         self.interval_s = interval_s
         self.files = Files(root)
-        self.cpus = _cpu_numbers(cpus) if cpus is not None else _allowed_cpus(self.files)
+        self.cpus = cpu_numbers(cpus) if cpus is not None else _allowed_cpus(self.files)
         self.sensors = Sensors(root, cpus=self.cpus)
         self.samples: list[Sample] = []
         self.core_ghz: list[float] = []  #: the clock timed before and after, where root is this machine
@@ -350,7 +350,8 @@ def _shown(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else show(value)
 
 
-def _cpu_numbers(cpus: Union[str, Sequence[int]]) -> list[int]:
+def cpu_numbers(cpus: Union[str, Sequence[int]]) -> list[int]:
+    """[0, 1, 2, 3, 6] of "0-3,6", or numbers in order."""
     if not isinstance(cpus, str):
         return sorted(set(cpus))
     out: set[int] = set()

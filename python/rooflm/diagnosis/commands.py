@@ -4,22 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
-from rooflm._output import emit
-
-
-def _progress(args: argparse.Namespace) -> Optional[Callable[[str], None]]:
-    """Shows what is being done on a line of the terminal that the result overwrites."""
-    if args.json or not sys.stderr.isatty():
-        return None
-    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _clear(args: argparse.Namespace) -> None:
-    if _progress(args):
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+from rooflm._optional import save_picture
+from rooflm._output import answer, emit
+from rooflm._progress import end_status_line, status_line
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -28,9 +17,10 @@ def doctor(args: argparse.Namespace) -> int:
 
     found = rooflm.doctor(
         resolve_model(args.model), threads=args.threads, cpus=args.cpus, kernel=args.kernel, isa=args.isa,
-        compute=args.compute, kv=args.kv, load=args.load, depth=args.depth, gen=args.gen, progress=_progress(args),
+        compute=args.compute, kv=args.kv, load=args.load, depth=args.depth, gen=args.gen,
+        progress=status_line(args.json),
     )  # fmt: skip
-    _clear(args)
+    end_status_line(args.json)
     if args.json:
         emit(found)
     else:
@@ -48,7 +38,7 @@ def _kept(interrupt: KeyboardInterrupt) -> Any:
 def _picture(result: Any, path: Optional[str]) -> None:
     """After the result was printed: a file that cannot be written must not cost a long measurement."""
     if path:
-        result.plot().figure.savefig(path, dpi=120)
+        save_picture(result.plot(), path)
 
 
 def health(args: argparse.Namespace) -> int:
@@ -56,9 +46,9 @@ def health(args: argparse.Namespace) -> int:
 
     result = rooflm.health(
         size=args.size, threads=args.threads, history=False if args.no_history else args.history or True,
-        keep=args.keep, progress=_progress(args),
+        keep=args.keep, progress=status_line(args.json),
     )  # fmt: skip
-    _clear(args)
+    end_status_line(args.json)
     if args.json:
         emit(result)
     else:
@@ -75,15 +65,12 @@ def soak(args: argparse.Namespace) -> int:
     try:
         result = rooflm.soak(
             resolve_model(args.model), minutes=args.minutes, threads=args.threads, kv=args.kv, gen=args.gen,
-            out=args.out, progress=_progress(args),
+            out=args.out, progress=status_line(args.json),
         )  # fmt: skip
     except KeyboardInterrupt as e:  # what was seen is worth more than the rest
         result, interrupted = _kept(e), True
-    _clear(args)
-    if args.json:
-        emit(result)
-    else:
-        print(result)
+    end_status_line(args.json)
+    answer(result, args)
     _picture(result, args.plot)
     return 130 if interrupted else 1 if result.leaks else 0
 
@@ -109,19 +96,16 @@ def sweep(args: argparse.Namespace) -> int:
     try:
         result = rooflm.sweep(
             args.kind, resolve_model(args.model) if args.model else None, **options, repeats=args.repeats, out=args.out,
-            progress=_progress(args),
+            progress=status_line(args.json),
         )  # fmt: skip
     except KeyboardInterrupt as e:
         result, interrupted = _kept(e), True
-    _clear(args)
-    if args.json:
-        emit(result)
-    else:
-        print(result)
-        if args.kind == "cache" and result.knee:
-            k = result.knee
-            print(f"knee at {k['kv_bytes'] / 1e6:.1f} MB: {k['before_gbs']:.1f} to {k['after_gbs']:.1f} GB/s; the "
-                  f"nearest cache is {k['cache'] or 'not known'}")  # fmt: skip
+    end_status_line(args.json)
+    answer(result, args)
+    if not args.json and args.kind == "cache" and result.knee:
+        k = result.knee
+        print(f"knee at {k['kv_bytes'] / 1e6:.1f} MB: {k['before_gbs']:.1f} to {k['after_gbs']:.1f} GB/s; the "
+              f"nearest cache is {k['cache'] or 'not known'}")  # fmt: skip
     if len(result):
         _picture(result, args.plot)
     return 130 if interrupted else 0
@@ -134,12 +118,9 @@ def tune(args: argparse.Namespace) -> int:
     result = rooflm.tune(
         resolve_model(args.model), threads=args.threads, cpus=args.cpus, kernel=args.kernel, isa=args.isa,
         compute=args.compute, kv=args.kv, load=args.load, depth=args.depth, context=args.context, files=args.file,
-        repeats=args.repeats, progress=_progress(args),
+        repeats=args.repeats, progress=status_line(args.json),
     )  # fmt: skip
-    _clear(args)
-    if args.json:
-        emit(result)
-    else:
-        print(result)
+    end_status_line(args.json)
+    answer(result, args)
     _picture(result, args.plot)
     return 0

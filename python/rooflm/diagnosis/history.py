@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from rooflm._output import plain
+from rooflm.stats import median_and_mad
 
 EARLIER = 5  # runs a verdict needs
 SLOWER = 0.05  # share of the median
@@ -98,8 +98,7 @@ def verdict(earlier: Sequence[float], now: float) -> dict[str, Any]:
     five earlier runs. The dict has verdict ("regression", "none" or "too few runs"), n, median_tps, mad_tps, change
     (share of the median, negative when slower)."""
     n = len(earlier)
-    median = statistics.median(earlier) if n else None
-    mad = statistics.median(abs(v - median) for v in earlier) if median is not None else None
+    median, mad = median_and_mad(earlier) if n else (None, None)
     change = now / median - 1 if median else None
     if n < EARLIER or median is None or mad is None or change is None:
         word = "too few runs"

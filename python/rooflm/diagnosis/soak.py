@@ -18,6 +18,7 @@ from rooflm.device.files import Files
 from rooflm.device.sensors import Sensors
 from rooflm.measuring.recording import RecordFile
 from rooflm.model import Model, Session
+from rooflm.stats import median_and_mad
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,7 @@ class Soak:
         found = []
         before, after = self._quarters("anonymous_bytes")
         if before and after:
-            spread = 3 * statistics.median(abs(v - statistics.median(before)) for v in before)
+            spread = 3 * median_and_mad(before)[1]
             # Memory that leaks never comes back: even the least of the end lies above the most of the beginning.
             if min(after) > max(before) and (self.growth["anonymous_bytes"] or 0) > max(LEAK_BYTES, spread):
                 found.append("memory")

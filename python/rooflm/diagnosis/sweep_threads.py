@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterator, Optional, Union
 
 from rooflm.device.machine import machine
+from rooflm.device.sampler import cpu_numbers
 from rooflm.diagnosis.sweeps import as_list, shuffled_runs
 from rooflm.measuring.run import run_once
 from rooflm.model import Model
@@ -35,7 +36,7 @@ def records(
          "cpus": place, "load": "auto", "blas": None}
         for place in places
         for n in counts
-        if place is None or n <= len(_numbers(place))
+        if place is None or n <= len(cpu_numbers(place))
     ]  # fmt: skip
     if not jobs:
         raise ValueError(f"threads={counts} are more than the CPUs of cpus={places}")
@@ -45,9 +46,3 @@ def records(
         say(f"{s['threads']} threads on {s['cpus'] or 'any CPU'}, repetition {repeat + 1} of {repeats}")
         figures = run_once(model, s, seed=seed, caches=here.caches)
         yield {"setting": {k: s[k] for k in ("threads", "cpus", "kv", "compute")}, "repeat": repeat, **figures}
-
-
-def _numbers(cpus: str) -> list[int]:
-    from rooflm.device.sampler import _cpu_numbers
-
-    return _cpu_numbers(cpus)

@@ -8,8 +8,8 @@ import sys
 from typing import Any, Optional, Union
 
 from rooflm._arguments import single
-from rooflm._optional import need
-from rooflm._output import emit, megabytes
+from rooflm._optional import save_picture
+from rooflm._output import answer, emit, megabytes
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -52,7 +52,8 @@ def bytes(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
 
-    return _shown(rooflm.bytes_per_token(resolve_model(args.model), n_ctx=args.depth + 1, kv=args.kv), args)
+    answer(rooflm.bytes_per_token(resolve_model(args.model), n_ctx=args.depth + 1, kv=args.kv), args)
+    return 0
 
 
 def forecast(args: argparse.Namespace) -> int:
@@ -60,7 +61,8 @@ def forecast(args: argparse.Namespace) -> int:
     from rooflm.fetching import resolve_model
 
     model = resolve_model(args.model)
-    return _shown(rooflm.forecast(model, n_ctx=args.ctx, kv=args.kv, threads=args.threads, load=args.load), args)
+    answer(rooflm.forecast(model, n_ctx=args.ctx, kv=args.kv, threads=args.threads, load=args.load), args)
+    return 0
 
 
 def load(args: argparse.Namespace) -> int:
@@ -79,7 +81,8 @@ def load(args: argparse.Namespace) -> int:
     missed = {f"{r['state']} was not reached: {r['state_why']}" for r in result if not r["state_reached"]}
     for line in sorted(missed):
         print(f"rooflm: {line}", file=sys.stderr)
-    return _shown(result, args)
+    answer(result, args)
+    return 0
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -87,10 +90,9 @@ def explain(args: argparse.Namespace) -> int:
 
     result = rooflm.explain(args.a, args.b)
     if args.plot:
-        figure, ax = need("matplotlib.pyplot").subplots(layout="constrained")
-        result.plot(ax)
-        figure.savefig(args.plot, dpi=120)
-    return _shown(result, args)
+        save_picture(result.plot(), args.plot)
+    answer(result, args)
+    return 0
 
 
 def whatif(args: argparse.Namespace) -> int:
@@ -98,14 +100,7 @@ def whatif(args: argparse.Namespace) -> int:
     from rooflm.fetching import resolve_model
 
     result = rooflm.whatif(resolve_model(args.model), bandwidth=args.bandwidth, depth=args.depth, kv=args.kv)
-    return _shown(result, args)
-
-
-def _shown(result: Any, args: argparse.Namespace) -> int:
-    if args.json:
-        emit(result)
-    else:
-        print(result)
+    answer(result, args)
     return 0
 
 

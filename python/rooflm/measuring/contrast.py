@@ -18,7 +18,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 from rooflm import _core
 from rooflm._output import html_table, show, table
 from rooflm.measuring.recording import record_line
-from rooflm.stats import t_interval, t_quantile
+from rooflm.stats import median_and_mad, t_interval, t_quantile
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -317,8 +317,8 @@ def _condition_moved(
     va, vb = _measured(a, path), _measured(b, path)
     if not va or not vb:
         return None
-    ma, mb = statistics.median(va), statistics.median(vb)
-    noise = 3 * max(statistics.median(abs(v - m) for v in side) for side, m in ((va, ma), (vb, mb)))
+    (ma, deviation_a), (mb, deviation_b) = median_and_mad(va), median_and_mad(vb)
+    noise = 3 * max(deviation_a, deviation_b)
     limit = least if absolute else least * max(abs(ma), abs(mb))
     return (ma, mb) if abs(ma - mb) > max(limit, noise) else None
 

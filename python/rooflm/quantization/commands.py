@@ -7,13 +7,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rooflm._output import emit
-
-
-def _sweep(text: str) -> Any:
-    """ "a,b" as a list, "a" as itself."""
-    values = text.split(",")
-    return values if len(values) > 1 else text
+from rooflm._arguments import single
+from rooflm._output import answer, emit
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -25,7 +20,7 @@ def compare(args: argparse.Namespace) -> int:
         reference["compute"] = args.ref_compute
     if args.ref_kv:
         reference["kv"] = args.ref_kv
-    compute, kv = _sweep(args.compute), _sweep(args.kv)
+    compute, kv = single(args.compute.split(",")), single(args.kv.split(","))
     own: dict[str, Any] = {}
     # What was said of the reference alone is not taken over by the models.
     if args.ref_compute and isinstance(compute, str):
@@ -44,10 +39,7 @@ def compare(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    if args.json:
-        emit(result[0].to_dict() if len(result) == 1 else result.to_dict())
-    else:
-        print(result)
+    answer(result[0] if args.json and len(result) == 1 else result, args)
     return 0
 
 
@@ -58,10 +50,7 @@ def diff(args: argparse.Namespace) -> int:
     result = rooflm.diff_files(
         resolve_model(args.a), resolve_model(args.b), values=not args.types, progress=False if args.json else None
     )
-    if args.json:
-        emit(result.to_dict())
-    else:
-        print(result)
+    answer(result, args)
     return 0
 
 
@@ -82,10 +71,7 @@ def budget(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    if args.json:
-        emit(result.to_dict())
-    else:
-        print(result)
+    answer(result, args)
     return 0
 
 
@@ -106,10 +92,7 @@ def sensitivity(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    if args.json:
-        emit(result.to_dict())
-    else:
-        print(result)
+    answer(result, args)
     return 0
 
 
@@ -130,7 +113,7 @@ def evaluate(args: argparse.Namespace) -> int:
         progress=False if args.json else None,
     )
     if args.json:
-        emit(result.to_dict())
+        emit(result)
         return 0
     print(result)
     for row in result.side_by_side():
@@ -153,8 +136,5 @@ def layers(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    if args.json:
-        emit(result.to_dict())
-    else:
-        print(result)
+    answer(result, args)
     return 0

@@ -196,9 +196,9 @@ class FileDiff:
         return a
 
 
-def split_name(tensor: str) -> tuple[Optional[int], str]:
-    """(3, "attn_q") of "blk.3.attn_q.weight"; (None, "token_embd") outside the layers."""
-    parts = tensor.split(".")
+def split_name(name: str) -> tuple[Optional[int], str]:
+    """(3, "attn_q") of "blk.3.attn_q.weight", (None, "token_embd") outside the layers; of tensors and of taps."""
+    parts = name.split(".")
     if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit():
         return int(parts[1]), parts[2]
     return None, parts[0]

@@ -18,6 +18,7 @@ from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens, as_tokens
 from rooflm.model import Model, Session
+from rooflm.quantization.diff import split_name
 from rooflm.quantization.settings import DEFAULTS, Candidate, Opener, Setting, check_vocabulary
 
 if TYPE_CHECKING:
@@ -64,11 +65,6 @@ def _lock_step(a: Session, b: Session, ids: np.ndarray, taps: list[str]) -> dict
                 sums[t].add(x[t], y[t])
         kl.append(_core._contrast_rows(p, q, np.zeros(len(piece), np.int32))["kl"])
     return {"taps": {t: s.record() for t, s in sums.items()}, "kl_mean": float(np.concatenate(kl).mean())}
-
-
-def _split(tap: str) -> tuple[Optional[int], str]:
-    parts = tap.split(".")
-    return (int(parts[1]), parts[2]) if parts[0] == "blk" else (None, parts[0])
 
 
 COLUMNS = ("tap", "relative error", "cosine", "SNR dB", "max error")
@@ -236,7 +232,7 @@ def compare_layers(
                 born = _isolate(first, second, x, ids, n_threads, progress)
     rows = []
     for tap, errors in whole["taps"].items():
-        layer, op = _split(tap)
+        layer, op = split_name(tap)
         rows.append({"tap": tap, "layer": layer, "op": op, **errors})
     return LayerComparison(
         {

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rooflm._output import emit
+from rooflm._output import answer, emit
 
 
 def _recipe(args: argparse.Namespace) -> Any:
@@ -148,8 +148,5 @@ def formats(args: argparse.Namespace) -> int:
         need("matplotlib").use("agg")
         figure: Any = result.plot().figure
         figure.savefig(args.plot)
-    if args.json:
-        emit(result.to_dict())
-    else:
-        print(result)
+    answer(result, args)
     return 0
