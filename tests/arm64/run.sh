@@ -65,7 +65,7 @@ run() { # CPU [pytest arguments]
 
 running=() failed=0
 finish() { # waits for the oldest and shows what it said
-    local cpu=${running[0]%%=*} pid=${running[0]##*=} status=0
+    local cpu=${running[0]%=*} pid=${running[0]##*=} status=0
     running=("${running[@]:1}")
     wait "$pid" || status=$?
     echo "== $cpu"
