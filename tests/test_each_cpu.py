@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/arm64/run.sh runs the emulated CPUs with, on commands in place of them: no failure and no log gets lost."""
+"""What tests/arm64/run.sh runs emulated CPUs with, on commands in place of them: no failure and no log gets lost."""
 
 from __future__ import annotations
 
