@@ -14,6 +14,7 @@ from maker import tiny_model
 import rooflm
 from rooflm._synth import synth
 from rooflm.measuring.ceilings import roof_name
+from rooflm.measuring.forecasting import process_memory
 from rooflm.measuring.loading import file_system, prepare
 from rooflm.measuring.roofs import parse_bandwidth
 
@@ -97,6 +98,22 @@ def test_a_copy_is_anonymous_and_what_does_not_fit_is_said(tmp_path):
     assert mapped.fits is True and "fits" in repr(mapped) and "<table>" in mapped._repr_html_()
     huge = rooflm.forecast(path, n_ctx=1 << 28, kv="f32")
     assert huge.fits is False and "DOES NOT FIT" in repr(huge)
+
+
+def test_no_context_is_wrong_not_the_default(tmp_path, command):
+    path = tiny_model(tmp_path / "t.gguf")
+    with pytest.raises(ValueError, match="n_ctx=0"):
+        rooflm.forecast(path, n_ctx=0)
+    code, _, err = command("forecast", path, "--ctx", 0)
+    assert code and "n_ctx=0" in err
+
+
+def test_memory_of_another_proc(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/smaps_rollup").write_text("0-1 ---p 00000000 00:00 0 [rollup]\nRss: 9 kB\nAnonymous: 4 kB\n")
+    assert process_memory(tmp_path) is None
+    (tmp_path / "proc/self/status").write_text("VmHWM:\t 12 kB\n")
+    assert process_memory(tmp_path) == {"anonymous_bytes": 4096, "file_bytes": 5 * 1024, "peak_bytes": 12 * 1024}
 
 
 # ---- bytes per token and caches ----

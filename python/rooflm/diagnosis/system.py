@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any, Optional
 
 from rooflm.device.files import Files
@@ -21,7 +20,15 @@ class Waiting:
         self.start = time.perf_counter(), self._waited_s(), self._stalled_s()
 
     def _waited_s(self) -> Optional[float]:
-        return _waited_s() if self.files.here else None  # a copy of /proc does not know our threads
+        """Time that the threads of this process have waited for a CPU while they could run."""
+        if not self.files.here:
+            return None  # a copy of /proc does not know our threads
+        waited = []
+        for task in self.files.names("proc/self/task"):
+            fields = (self.files.text(f"proc/self/task/{task}/schedstat") or "").split()
+            if len(fields) > 1:  # else a thread that ended meanwhile, or a kernel without it
+                waited.append(int(fields[1]))
+        return sum(waited) * 1e-9 if waited else None
 
     def _stalled_s(self) -> Optional[float]:
         for line in (self.files.text("proc/pressure/memory") or "").splitlines():
@@ -40,21 +47,6 @@ class Waiting:
             "wait_share": share(waited, self._waited_s(), elapsed * n_threads),
             "stall_share": share(stalled, self._stalled_s(), elapsed),
         }
-
-
-def _waited_s() -> Optional[float]:
-    """Time that the threads of this process have waited for a CPU while they could run."""
-    total, seen = 0, False
-    try:
-        for task in os.listdir("/proc/self/task"):
-            try:
-                total += int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[1])
-                seen = True
-            except (OSError, IndexError, ValueError):  # a thread that ended meanwhile, or a kernel without it
-                continue
-    except OSError:
-        return None
-    return total * 1e-9 if seen else None
 
 
 def frequencies(files: Files, cpus: list[int]) -> list[dict[str, Any]]:

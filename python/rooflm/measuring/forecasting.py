@@ -11,11 +11,12 @@ import math
 import os
 import struct
 import warnings
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Union
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, megabytes, table
+from rooflm.device.files import Files
 from rooflm.measuring.sizes import ModelArg, kv_size, opened
 from rooflm.model import DEFAULT_N_CTX, Model
 
@@ -28,17 +29,14 @@ PYTHON_BYTES = 3_700_000
 FAULT_AROUND_BYTES = 65536  # file pages that the kernel maps at one fault, where they are in the page cache
 
 
-def process_memory(root: str = "/") -> Optional[dict[str, int]]:
+def process_memory(root: Union[str, os.PathLike[str]] = "/") -> Optional[dict[str, int]]:
     """This process now: anonymous_bytes, file_bytes and peak_bytes; None where /proc does not tell."""
-    try:
-        with open(os.path.join(root, "proc/self/smaps_rollup")) as f:
-            rows = {k: v.split() for k, _, v in (line.partition(":") for line in f)}
-        with open(os.path.join(root, "proc/self/status")) as f:
-            status = {k: v.split() for k, _, v in (line.partition(":") for line in f)}
-        rss, anonymous, peak = (int(v[0]) * 1024 for v in (rows["Rss"], rows["Anonymous"], status["VmHWM"]))
-    except (OSError, KeyError, ValueError, IndexError):
+    files = Files(root)
+    resident, anonymous = (files.kilobytes("proc/self/smaps_rollup", k) for k in ("Rss", "Anonymous"))
+    peak = files.kilobytes("proc/self/status", "VmHWM")
+    if resident is None or anonymous is None or peak is None:
         return None
-    return {"anonymous_bytes": anonymous, "file_bytes": rss - anonymous, "peak_bytes": peak}
+    return {"anonymous_bytes": anonymous, "file_bytes": resident - anonymous, "peak_bytes": peak}
 
 
 class Forecast:
@@ -109,7 +107,8 @@ def forecast(
         warnings.simplefilter("ignore", _core.FallbackWarning)  # of the file just looked at; the parts say it
         model = opened(path)
     copied = load == "copy" or not model.gguf.mapped
-    n_ctx = n_ctx or min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+    if n_ctx is None:
+        n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
     with model.session(n_ctx=n_ctx, kv=kv, n_threads=threads, n_batch=min(n_batch, n_ctx)) as s:
         scratch, n_threads = s.scratch_used_nbytes, s.n_threads
     meta = model.gguf.metadata
