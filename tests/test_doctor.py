@@ -223,6 +223,65 @@ def test_two_faults_are_ranked_by_what_they_cost(model, root, seed):
     assert d.named == (["frequency", "context"] if cap > deep else ["context", "frequency"])
 
 
+# --- where the time goes: information, never a fault ---------------------------------------------------------------
+
+
+def test_time_of_a_token_adds_up(model, root):
+    d = run(model, root)
+    t = d.token_time
+    assert sum(t["parts"].values()) == pytest.approx(t["token_s"]) and min(t["parts"].values()) >= 0
+    assert t["parts"]["attention"] > 0 and t["parts"]["others"] > 0
+    timed = d.facts["token"]["kernels"]["kernels"]
+    with rooflm.Model(model).session(n_ctx=8) as session:
+        wanted = sum(op["nbytes"] for op in session.kernels(1))
+    assert sum(k["bytes"] for k in timed) == wanted and min(k["gbs"] for k in timed) > 0
+    assert {k["kernel"] for k in timed} == {k["kernel"] for k in d.facts["ran"]["kernels"]}
+
+
+def made_up(facts, reading_s, in_cache_s, matrices_s):
+    """The facts of a token whose weights take so long to read, and its matrices so long in a cache and as they ran."""
+    facts = json.loads(json.dumps(facts))
+    decode_tps = 1 / (matrices_s + 2e-3)
+    facts["speed"].update(weight_bytes_per_token=1e8, read_gbs=0.1 / reading_s, decode_tps=decode_tps, share=0.5)
+    facts["token"].update(matrices_s=matrices_s, attention_s=1e-3, others_s=5e-4, outside_s=5e-4)
+    facts["token"]["kernels"].update(token_s=in_cache_s, gbs=0.1 / in_cache_s)
+    return facts
+
+
+def test_kernels_slower_than_memory_are_said_and_not_named(model, root):
+    facts = made_up(run(model, root).facts, reading_s=2e-3, in_cache_s=3e-3, matrices_s=3.5e-3)
+    d = rooflm.doctor(facts=facts)
+    t = d.token_time
+    assert d.named == [] and t["bound"] == "arithmetic" and t["token_s"] == pytest.approx(5.5e-3)
+    assert [t["parts"][k] for k in ("reading", "arithmetic", "unhidden")] == pytest.approx([2e-3, 1e-3, 5e-4])
+    assert "kernel-bound: memory (50.0 GB/s) is faster" in repr(d) and "33.3 GB/s out of a cache" in repr(d)
+    assert "more or faster cores" in d.next_step and "no cause" not in repr(d)
+    assert ('compute="int8"' in d.next_step) == any("_q16_" in k["kernel"] for k in facts["ran"]["kernels"])
+
+
+def test_memory_slower_than_kernels_is_not_kernel_bound(model, root):
+    facts = made_up(run(model, root).facts, reading_s=3e-3, in_cache_s=2e-3, matrices_s=3.5e-3)
+    d = rooflm.doctor(facts=facts)
+    assert d.token_time["bound"] == "memory" and "kernel-bound" not in repr(d) and "no cause shows" in d.next_step
+    assert d.token_time["parts"]["arithmetic"] == 0 and "reading weights 55%" in repr(d)
+    faster = rooflm.doctor(facts=made_up(facts, reading_s=4e-3, in_cache_s=2e-3, matrices_s=3.5e-3))
+    assert faster.token_time["parts"]["reading"] == 3.5e-3 and faster.token_time["parts"]["unhidden"] == 0
+
+
+def test_what_explains_little_is_not_the_bound(model, root):
+    facts = made_up(run(model, root).facts, reading_s=2e-3, in_cache_s=3e-3, matrices_s=3.5e-3)
+    facts["speed"]["decode_tps"] = 100
+    d = rooflm.doctor(facts=facts)
+    assert d.token_time["bound"] is None and "kernel-bound" not in repr(d) and "no cause shows" in d.next_step
+
+
+def test_facts_of_earlier_releases_lack_it(model, root):
+    facts = run(model, root).facts
+    del facts["token"]
+    d = rooflm.doctor(facts=facts)
+    assert d.token_time is None and d.where_time_goes() == "" and d.summary() in repr(d)
+
+
 # --- what a system does not show --------------------------------------------------------------------------------
 
 

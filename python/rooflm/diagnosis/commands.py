@@ -23,8 +23,10 @@ def doctor(args: argparse.Namespace) -> int:
     end_status_line(args.json)
     if args.json:
         emit(found)
+    elif args.all:
+        print(*filter(None, (found.summary(), found.where_time_goes(), found.to_table())), sep="\n")
     else:
-        print(f"{found.summary()}\n{found.to_table()}" if args.all else found)
+        print(found)
     return 0
 
 

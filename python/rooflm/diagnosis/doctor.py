@@ -11,6 +11,7 @@ from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.diagnosis.facts import gather
 from rooflm.diagnosis.rules import Finding, judge
+from rooflm.diagnosis.token_time import LABELS, account
 from rooflm.model import Model
 
 NEAR, FAR = 0.65, 0.4  # shares of the ceiling
@@ -18,13 +19,15 @@ NEAR, FAR = 0.65, 0.4  # shares of the ceiling
 
 class Diagnosis:
     """What doctor() found. `named` lists the causes at fault, the costliest first; `findings` all that were judged,
-    with factor (by how much each slows the model down), evidence and next_step; `facts` what they rest on."""
+    with factor (by how much each slows the model down), evidence and next_step; `facts` what they rest on.
+    `token_time` says where the time of a token goes, which is no fault: see rooflm.diagnosis.token_time.account."""
 
     columns = ("cause", "costs", "evidence", "next step")
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.findings: list[Finding] = judge(facts)
+        self.token_time = account(facts)
 
     @property
     def named(self) -> list[str]:
@@ -53,6 +56,9 @@ class Diagnosis:
             return first.next_step
         if self.verdict == "near":
             return "faster only with fewer bytes: a smaller model, fewer bits, a shorter context or kv=\"q8_0\""
+        if self.token_time and self.token_time["bound"] == "arithmetic":
+            exact = any("_q16_" in k["kernel"] for k in self.facts["ran"]["kernels"])
+            return "more or faster cores" + (', or compute="int8", which multiplies less exactly' if exact else "")
         return "no cause shows itself: measure again on a quiet machine, then trace by operation (Session.trace())"
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +68,7 @@ class Diagnosis:
             "share": self.share,
             "named": self.named,
             "unexplained": self.unexplained,
+            "token_time": self.token_time,
             "next_step": self.next_step,
             "findings": [f.to_dict() for f in self.findings],
             "facts": self.facts,
@@ -74,6 +81,21 @@ class Diagnosis:
             f"{where[self.verdict]}: decode {s['decode_tps']:.1f} of {s['ceiling_tps']:.1f} tok/s ({self.share:.0%}); "
             f"{megabytes(s['bytes_per_token'])} per token at {s['read_gbs']:.1f} GB/s"
         )
+
+    def where_time_goes(self) -> str:
+        """The parts of a token's time as a sentence, and which of memory and arithmetic limits it; empty in facts that
+        do not tell."""
+        t = self.token_time
+        if not t:
+            return ""
+        shares = ", ".join(f"{LABELS[name]} {s / t['token_s']:.0%}" for name, s in t["parts"].items())
+        text = f"of {1e3 * t['token_s']:.2f} ms per token (traced): {shares}"
+        if t["bound"] == "arithmetic":
+            text += (
+                f"\nkernel-bound: memory ({t['memory_gbs']:.1f} GB/s) is faster than the arithmetic of these cores "
+                f"({t['kernels_gbs']:.1f} GB/s out of a cache)"
+            )
+        return text
 
     def _rows(self, every: bool) -> list[dict[str, str]]:
         return [
@@ -89,12 +111,14 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         lines = [self.summary()]
+        if self.verdict != "near" and self.token_time:
+            lines += [self.where_time_goes()]
         for i, f in enumerate((f for f in self.findings if f.named), 1):
             lines += [f"{i}. {f.cause} (costs x {f.factor:.2f}): {f.evidence}", f"   next: {f.next_step}"]
         if not self.named:
             lines += ["nothing at fault among: " + ", ".join(f.cause for f in self.findings if f.factor is not None)]
             lines += [f"   next: {self.next_step}"]
-        elif self.unexplained >= 1.5:
+        if self.named and self.unexplained >= 1.5:
             lines += [f"x {self.unexplained:.1f} between speed and ceiling is left unexplained"]
         unknown = [f"{f.cause} ({f.evidence})" for f in self.findings if f.factor is None]
         if unknown:

@@ -20,6 +20,7 @@ from rooflm._pages import resident_share
 from rooflm.device.files import Files
 from rooflm.device.sampler import Sampler
 from rooflm.diagnosis.system import Waiting, busiest, frequencies, swap_state
+from rooflm.diagnosis.token_time import kernel_limit, traced_tokens
 from rooflm.measuring.ceilings import kv_bytes_per_token, read_arrays
 from rooflm.model import Model, Session
 from rooflm.quantization.claims import check_claims
@@ -83,6 +84,8 @@ def gather(
             **waiting.shares(session.n_threads),
             "running": busiest(files),
         }
+        session.rewind(depth + prompt)
+        facts["token"] = {**traced_tokens(session, gen), "kernels": kernel_limit(session)}
         read = max(ceiling_before, _read_gbs(loaded))
         attended = depth + prompt + (gen + 1) / 2
         kv_bytes = kv_bytes_per_token(loaded, session.kv_type, attended)

@@ -21,8 +21,8 @@ from rooflm.measuring.sizes import ModelArg, kv_size, opened
 from rooflm.model import DEFAULT_N_CTX, Model
 
 # Measured on three vocabularies: tables of the tokenizer, per token and per merge.
-TOKENIZER_TOKEN_BYTES = 50
-TOKENIZER_MERGE_BYTES = 30
+TOKENIZER_TOKEN_BYTES = 47
+TOKENIZER_MERGE_BYTES = 26
 # Code of the extension and of the modules that loading and running bring in, and what the allocator keeps for them.
 CODE_BYTES = 7_000_000
 PYTHON_BYTES = 3_700_000
