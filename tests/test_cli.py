@@ -64,6 +64,14 @@ def test_wrong_usage_is_exit_code_2_without_traceback(command, args):
     assert code == 2 and err and "Traceback" not in err and out == ""
 
 
+def test_an_unknown_option_shows_the_usage_of_its_command_and_what_may_be_meant(command):
+    code, _, err = command("layers", "a.gguf", "b.gguf", "--text", "t", "--tokns=5", "6")
+    assert code == 2 and err.startswith("usage: rooflm layers ") and "--no-isolate" in err
+    assert err.splitlines()[-1].endswith("unrecognized arguments: --tokns=5 6; did you mean --tokens?")
+    _, _, err = command("info", "a.gguf", "b.gguf")
+    assert err.startswith("usage: rooflm info ") and err.endswith("unrecognized arguments: b.gguf\n")
+
+
 @pytest.mark.parametrize("name", ["info", "run", "tokenize", "ppl", "bench", "bytes", "forecast", "load", "whatif"])
 @pytest.mark.parametrize("what", ["missing", "not GGUF", "directory", "empty"])
 def test_bad_files_are_one_line_and_exit_code_1(tmp_path, command, name, what):

@@ -114,3 +114,45 @@ def test_info_has_histogram_and_claims(run, tmp_path):
     out = run("info", str(wrong)).out
     assert "#####" in out and "warning: file name (m-Q4_K_M.gguf) claims Q4_K_M" in out and "recommended: Q8_0" in out
     assert json.loads(run("info", str(wrong), "--json").out)["claims"]["agrees"] is False
+
+
+def test_layers_takes_as_many_tokens_as_asked_for(run):
+    got = json.loads(run("layers", "F32", "Q4_0", "--text", "text", "--tokens", "9", "--no-isolate", "--json").out)
+    assert got["tokens"] == 9 < got["text_tokens"] and got["born"] is None
+    said = run("layers", "F32", "Q4_0", "--text", "text", "--tokens", "9", "--no-isolate").out
+    assert f"the first 9 of {got['text_tokens']} tokens" in said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("compare", "F32", "Q4_0", "--ctx", "32"),
+        ("compare", "F32", "Q4_0", "F32", "--ctx", "32"),
+        ("layers", "F32", "Q4_0", "--no-isolate"),
+        ("budget", "Q4_0", "--reference", "F32", "--ctx", "32", "--windows", "2"),
+        ("sensitivity", "F32", "--types", "Q5_0", "--kinds", "--ctx", "32", "--windows", "2"),
+    ],
+)
+def test_the_picture_comes_after_the_figures(run, tmp_path, args):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    assert run(*args, "--text", "text", "--plot", str(picture)).out
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    out = run(*args, "--text", "text", "--plot", str(tmp_path / "none" / "x.png"), code=1)
+    assert out.out and "x.png: No such file" in out.err
+
+
+def test_sensitivity_quantizes_with_importance(run, tmp_path, files):
+    importance = tmp_path / "i.gguf"
+    rooflm.imatrix(files["F32"], TEXT, ctx=32).save(importance)
+    args = ("sensitivity", "F32", "--types", "Q5_0,Q4_1", "--tensors", "*ffn_down*", "--text", "text", "--ctx", "32")
+    plain, weighted = (
+        json.loads(run(*args, *more, "--json").out)["tensors"] for more in ((), ("--imatrix", str(importance)))
+    )
+    assert [r["kl_mean"] for r in plain] != [r["kl_mean"] for r in weighted]
+
+
+def test_a_matrix_for_a_directory_that_is_not_there_is_refused_at_once(run, tmp_path):
+    target = tmp_path / "none" / "i.gguf"
+    err = run("imatrix", "F32", "--text", str(tmp_path / "no text either"), "--out", str(target), code=1).err
+    assert err == f"rooflm: {target}: there is no directory {target.parent}\n"

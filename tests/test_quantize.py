@@ -269,7 +269,7 @@ def test_source_and_destination(tmp_path, source):
     for dst in (source, tmp_path / "." / source.name, tmp_path / "link.gguf"):
         with pytest.raises(ValueError, match="is the source itself"):
             rooflm.quantize(source, dst, "Q4_0")
-    with pytest.raises(FileNotFoundError, match="no such directory"):
+    with pytest.raises(FileNotFoundError, match="there is no directory"):
         rooflm.quantize(source, tmp_path / "no" / "d.gguf")
     with pytest.raises(IsADirectoryError):
         rooflm.quantize(source, tmp_path)

@@ -76,6 +76,10 @@ def generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
     p.add_argument("--trace", metavar="FILE", help="write operations and stages for ui.perfetto.dev")
 
 
+def plot_argument(p: argparse.ArgumentParser, what: str) -> None:
+    p.add_argument("--plot", metavar="FILE", help=f"draw {what} (png, svg, pdf)")
+
+
 def text_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
     p.add_argument("--file", metavar="FILE", help="a UTF-8 file with the text; - is standard input")

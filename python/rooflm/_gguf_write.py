@@ -6,6 +6,7 @@ place of a path is written as it is, for files that have no name.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import tempfile
@@ -25,6 +26,13 @@ _FORMAT.update(i64="q", f64="d")
 def _text(s: str) -> bytes:
     b = s.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(b)) + b
+
+
+def require_directory(path: Union[str, os.PathLike[str]]) -> None:
+    """FileNotFoundError that names where a file is to be written when there is no directory for it."""
+    parent = Path(path).parent
+    if not parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no directory {parent}", os.fspath(path))
 
 
 class Writer:
@@ -105,7 +113,10 @@ class Writer:
         header = b"".join(head)
         fd = self._fd
         if self.path is not None:
-            fd, self._temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+            try:
+                fd, self._temporary = tempfile.mkstemp(".part", f".{self.path.name}.", self.path.parent)
+            except OSError as e:  # of the name that the user gave
+                raise OSError(e.errno, e.strerror, str(self.path)) from None
         self._file = os.fdopen(fd, "wb", buffering=1 << 20, closefd=self.path is not None)
         self._file.write(header + b"\0" * (self._padded(len(header)) - len(header)))
 

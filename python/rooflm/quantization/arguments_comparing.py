@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
-from rooflm._arguments import COMPUTE, MODEL_HELP, positive, session_arguments
+from rooflm._arguments import COMPUTE, MODEL_HELP, plot_argument, positive, session_arguments
 
 WHERE = "quantization.commands"
 
@@ -23,6 +23,7 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--window", type=positive, help="of the models: attend to no more than so many tokens")
     p.add_argument("--rope-base", type=float, help="of the models: another base for RoPE")
     _threads(p)
+    plot_argument(p, "KL by position, or of each model")
 
     p = command("diff", WHERE, "what differs between two files: metadata, types, and the values of each tensor")
     p.add_argument("a", metavar="A", help=MODEL_HELP)
@@ -36,6 +37,7 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--by-operation", action="store_true", help="activations by operation, K, V and query apart")
     p.add_argument("--window", type=positive, help="attend to no more than so many tokens")
     session_arguments(p, "auto", "f16")
+    plot_argument(p, "the sources")
 
     p = command("sensitivity", WHERE, "KL of swapping one tensor's type, by kind and by tensor")
     p.add_argument("model", help=MODEL_HELP)
@@ -51,7 +53,9 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--ctx", type=positive, default=256, help="tokens per window (default 256)")
     p.add_argument("--windows", type=positive, default=4, help="how many windows from the start (default 4)")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no swap after so many seconds")
+    p.add_argument("--imatrix", metavar="FILE", help="importance of columns for --types, see rooflm imatrix")
     _threads(p)
+    plot_argument(p, "KL by layer and kind")
 
     p = command("evaluate", WHERE, "the same tasks on several models: choices by likelihood, texts side by side")
     p.add_argument("models", nargs="+", metavar="MODEL", help="the first is the reference")
@@ -67,9 +71,11 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p = command("layers", WHERE, "errors of B against A by layer and operation, where born and how grown")
     p.add_argument("a", metavar="A", help=f"on the exact path: {MODEL_HELP}")
     p.add_argument("b", metavar="B", help="the same file with other settings, or another one")
-    p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text; its first 512 tokens are used")
+    p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")
+    p.add_argument("--tokens", type=positive, default=128, help="how many from its beginning (default 128)")
     p.add_argument("--no-isolate", action="store_true", help="without changing each layer alone")
     session_arguments(p, "f32", "f32")
+    plot_argument(p, "errors by layer")
 
 
 def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:

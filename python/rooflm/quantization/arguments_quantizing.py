@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
-from rooflm._arguments import COMPUTE, MODEL_HELP, positive
+from rooflm._arguments import COMPUTE, MODEL_HELP, plot_argument, positive
 
 
 def size(text: str) -> int:
@@ -57,5 +57,5 @@ def add_quantizing(command: Callable[[str, str, str], argparse.ArgumentParser]) 
     p.add_argument("--cols", type=positive, default=4096, help="columns of the distribution (default 4096)")
     p.add_argument("--no-speed", action="store_true", help="errors only")
     p.add_argument("--weights", type=float, default=1e9, help="size of model that tokens/s are for (default 1e9)")
-    p.add_argument("--plot", metavar="FILE", help="write the picture (png, svg, pdf)")
     p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
+    plot_argument(p, "quality against bits and speed")

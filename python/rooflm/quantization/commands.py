@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rooflm._arguments import single
+from rooflm._optional import save_picture
 from rooflm._output import answer, emit
+
+
+def _answer(result: Any, args: argparse.Namespace) -> None:
+    """Printed first: a picture that cannot be written must not cost a long measurement."""
+    answer(result, args)
+    if args.plot:
+        save_picture(result.plot(), args.plot)
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -39,7 +47,7 @@ def compare(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    answer(result[0] if args.json and len(result) == 1 else result, args)
+    _answer(result[0] if len(result) == 1 else result, args)
     return 0
 
 
@@ -71,7 +79,7 @@ def budget(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    answer(result, args)
+    _answer(result, args)
     return 0
 
 
@@ -89,10 +97,11 @@ def sensitivity(args: argparse.Namespace) -> int:
         ctx=args.ctx,
         windows=args.windows,
         budget_s=args.budget,
+        imatrix=args.imatrix,
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    answer(result, args)
+    _answer(result, args)
     return 0
 
 
@@ -132,9 +141,10 @@ def layers(args: argparse.Namespace) -> int:
         {"model": resolve_model(args.a)},
         {"model": resolve_model(args.b), "compute": args.compute, "kv": args.kv},
         Path(args.text),
+        limit=args.tokens,
         isolate=not args.no_isolate,
         n_threads=args.threads,
         progress=False if args.json else None,
     )
-    answer(result, args)
+    _answer(result, args)
     return 0

@@ -7,7 +7,8 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Optional
 
 import numpy as np
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CHUNK = 64  # tokens evaluated together in both, whose taps are held at once
-MOST_TOKENS = 512
 
 
 class TapError:
@@ -53,17 +53,30 @@ class TapError:
         }
 
 
-def _lock_step(a: Session, b: Session, ids: np.ndarray, taps: list[str]) -> dict[str, Any]:
+@dataclass
+class Step:
+    """What a session says of a chunk of tokens: arrays by tap, and logits."""
+
+    taps: dict[str, np.ndarray]
+    logits: np.ndarray
+
+
+def _steps(s: Session, ids: np.ndarray, taps: list[str]) -> Iterator[Step]:
+    for at in range(0, len(ids), CHUNK):
+        with s.capture(*taps) as arrays:
+            logits = s.eval(ids[at : at + CHUNK], logits="all")
+            assert logits is not None
+            yield Step(dict(arrays), logits)
+
+
+def _lock_step(a: Iterable[Step], b: Iterable[Step], taps: list[str]) -> dict[str, Any]:
     """Errors of b's taps against a's, and the mean KL of what both say, over the same tokens in the same chunks."""
     sums = {t: TapError() for t in taps}
     kl = []
-    for at in range(0, len(ids), CHUNK):
-        piece = ids[at : at + CHUNK]
-        with a.capture(*taps) as x, b.capture(*taps) as y:
-            p, q = (s.eval(piece, logits="all") for s in (a, b))
-            for t in taps:
-                sums[t].add(x[t], y[t])
-        kl.append(_core._contrast_rows(p, q, np.zeros(len(piece), np.int32))["kl"])
+    for x, y in zip(a, b):
+        for t in taps:
+            sums[t].add(x.taps[t], y.taps[t])
+        kl.append(_core._contrast_rows(x.logits, y.logits, np.zeros(len(x.logits), np.int32))["kl"])
     return {"taps": {t: s.record() for t, s in sums.items()}, "kl_mean": float(np.concatenate(kl).mean())}
 
 
@@ -113,6 +126,11 @@ class LayerComparison:
             )
         return rows
 
+    def _used(self) -> str:
+        r = self.record
+        every = r["tokens"] == r["text_tokens"]
+        return f"{r['tokens']} tokens" if every else f"the first {r['tokens']} of {r['text_tokens']} tokens"
+
     def _tap_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
             {
@@ -140,7 +158,7 @@ class LayerComparison:
     def __repr__(self) -> str:
         r = self.record
         lines = [
-            f"{r['b']} against {r['a']}, {r['tokens']} tokens, mean KL {r['kl_mean']:.3g} nats",
+            f"{r['b']} against {r['a']}, {self._used()}, mean KL {r['kl_mean']:.3g} nats",
             table(self._tap_rows([t for t in self.rows if t["op"] in SHOWN] or self.rows), COLUMNS),
         ]
         if self.born:
@@ -175,7 +193,7 @@ class LayerComparison:
             a.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)  # below the picture
         a.set(xlabel="layer", ylabel="relative error, root of squares")
         r = self.record
-        a.set_title(f"{r['b']} against {r['a']}\n{r['tokens']} tokens, mean KL {r['kl_mean']:.3g} nats")
+        a.set_title(f"{r['b']} against {r['a']}\n{self._used()}, mean KL {r['kl_mean']:.3g} nats")
         return a
 
 
@@ -188,6 +206,7 @@ def compare_layers(
     b: Candidate,
     tokens: TextOrTokens,
     *,
+    limit: int = 128,
     taps: str = "*",
     isolate: bool = True,
     compute: str = "f32",
@@ -202,10 +221,12 @@ def compare_layers(
 
     a, b         as in rooflm.compare(): errors are those of b against a. Both run on the exact path unless they say
                  otherwise
-    tokens       a text, a file or ids; at most MOST_TOKENS of them are used
+    tokens       a text, a file or ids
+    limit        how many of the tokens are used, from the first
     taps         a pattern over Model.taps(); attention weights are left out unless it names them
     isolate      then change one layer alone at a time, its tensors and its compute, all else as in a: where an error is
-                 born, and what is left of it at the end
+                 born, and what is left of it at the end. Costs an evaluation of the tokens for each layer, and
+                 memory for one logit of each token and id
     compute, kv  of both, where they say nothing else
 
     relative_error is the root of the sum of squared differences over the sum of squares in a; snr_db its square in
@@ -216,7 +237,10 @@ def compare_layers(
     first = opener.setting(a, base, "compare_layers")
     second = opener.setting(b, Setting(first.model, dict(base.options)), "compare_layers")
     check_vocabulary(first.model, second.model)
-    ids = as_tokens(tokens, lambda: first.model.tokenizer)[:MOST_TOKENS]
+    if limit < 1:
+        raise ValueError(f"limit={limit}: at least one token must be compared")
+    every = as_tokens(tokens, lambda: first.model.tokenizer)
+    ids = every[:limit]
     if not len(ids):
         raise ValueError("compare_layers needs at least one token")
     names = _common_taps(first.model, second.model, taps)
@@ -224,12 +248,15 @@ def compare_layers(
         first.session(n_ctx=len(ids), n_threads=n_threads) as x,
         second.session(n_ctx=len(ids), n_threads=n_threads) as y,
     ):
-        whole = _lock_step(x, y, ids, names)
+        whole = _lock_step(_steps(x, ids, names), _steps(y, ids, names), names)
         born, why = None, None if isolate else "not asked for"
         if isolate:
             why = _why_not_isolated(first, second)
             if why is None:
-                born = _isolate(first, second, x, ids, n_threads, progress)
+                x.rewind(0)
+                outputs = [f"blk.{i}.resid_post" for i in range(first.model.n_layer)]
+                golden = list(_steps(x, ids, [*outputs, "final_norm"]))
+                born = _isolate(first, second, golden, ids, n_threads, progress)
     rows = []
     for tap, errors in whole["taps"].items():
         layer, op = split_name(tap)
@@ -242,6 +269,7 @@ def compare_layers(
             "a_settings": first.options,
             "b_settings": second.options,
             "tokens": len(ids),
+            "text_tokens": len(every),
             "kl_mean": whole["kl_mean"],
             "taps": rows,
             "born": born,
@@ -306,18 +334,19 @@ def _isolated(a: Setting, b: Setting) -> Iterator[tuple[int, Setting]]:
 
 
 def _isolate(
-    a: Setting, b: Setting, reference: Session, ids: np.ndarray, n_threads: Optional[int], progress: ProgressArg
+    a: Setting, b: Setting, golden: list[Step], ids: np.ndarray, n_threads: Optional[int], progress: ProgressArg
 ) -> list[dict[str, Any]]:
+    """Each layer alone against what the reference said, which is evaluated once."""
     rows = []
     bar = Progress(a.model.n_layer, progress)
     try:
         for layer, setting in _isolated(a, b):
             bar.show(f"layer {layer} alone")
             at = f"blk.{layer}.resid_post"
-            reference.rewind(0)
+            taps = [at, "final_norm"]
             with setting.session(n_ctx=len(ids), n_threads=n_threads) as s:
-                found = _lock_step(reference, s, ids, [at, "final_norm"])
-            born, arrives = (found["taps"][t]["relative_error"] for t in (at, "final_norm"))
+                found = _lock_step(golden, _steps(s, ids, taps), taps)
+            born, arrives = (found["taps"][t]["relative_error"] for t in taps)
             rows.append(
                 {
                     "layer": layer,

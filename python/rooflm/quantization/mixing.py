@@ -110,7 +110,8 @@ def _errors(source: _core.GGUF, names: Sequence[str], types: Sequence[str], impo
 
 def _from_rows(rows: Sequence[Mapping[str, Any]], errors: Mapping[str, Mapping[str, float]], tied: bool) -> Any:
     """Sensitivities from measured swaps: KL over the squared error that caused it; of a whole kind, over the sum of all
-    its tensors. A tensor's own swap counts before its kind's; a tied embedding has the KL of both its uses."""
+    its tensors. A tensor's own swap counts first, then those of its kind in the layers around it, then that of the whole
+    kind; a tied embedding has the KL of both its uses."""
     own: dict[str, list[float]] = {}
     kinds: dict[str, list[float]] = {}
     for r in rows:
@@ -128,14 +129,37 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], errors: Mapping[str, Mapping[s
             e = sum(v.get(type, 0.0) for n, v in errors.items() if kind_of(n) == like)
             if e:
                 kinds.setdefault(r["kind"], []).append(kl / e)
+    measured = {name: float(np.median(v)) for name, v in own.items()}
     result = {}
     for name in errors:
         uses = [name, "output.weight"] if tied and name == "token_embd.weight" else [name]
-        found = [own.get(u) or kinds.get(kind_of(u)) for u in uses]
-        known = [float(np.median(f)) for f in found if f]
+        known = []
+        for use in uses:
+            value = measured.get(use, _between_layers(use, measured))
+            if value is None and kind_of(use) in kinds:
+                value = float(np.median(kinds[kind_of(use)]))
+            if value is not None:
+                known.append(value)
         if known:
             result[name] = sum(known)
     return result
+
+
+def _between_layers(name: str, measured: Mapping[str, float]) -> Optional[float]:
+    """What the same matrix has in the layers before and after, by ratios; None unless two layers were measured."""
+    layer = recipes.LAYER.match(name)
+    if not layer:
+        return None
+    points = {}
+    for other, value in measured.items():
+        m = recipes.LAYER.match(other)
+        if m and other[m.end() :] == name[layer.end() :]:
+            points[int(m[1])] = value
+    if len(points) < 2:
+        return None
+    at = sorted(points)
+    logs = np.log(np.maximum([points[i] for i in at], 1e-30))
+    return float(np.exp(np.interp(int(layer[1]), at, logs)))
 
 
 def sensitivities(by: Any, errors: Mapping[str, Mapping[str, float]], tied: bool) -> tuple[dict[str, float], str]:

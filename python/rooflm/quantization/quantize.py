@@ -17,7 +17,7 @@ from typing import Any, Iterator, Mapping, Optional, Union
 import numpy as np
 
 from rooflm import _core
-from rooflm._gguf_write import Writer
+from rooflm._gguf_write import Writer, require_directory
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm._progress import Progress, ProgressArg
@@ -145,7 +145,7 @@ def _matrices(t: Any) -> Iterator[tuple[int, int, int]]:
             yield e, e * rows + r, e * rows + min(r + step, rows)
 
 
-def _weights_for(name: str, t: Any, importance: Optional[Importance]) -> Optional[np.ndarray]:
+def weights_for(name: str, t: Any, importance: Optional[Importance]) -> Optional[np.ndarray]:
     """(experts, columns) float32, or None where the importance does not know the tensor."""
     if importance is None or name not in importance:
         return None
@@ -226,8 +226,7 @@ def _check_files(source: _core.GGUF, shards: list[tuple[Path, list[Plan]]], need
                 raise ValueError(f"{path} is the source itself: write to another name and rename it afterwards")
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "the destination is a directory", str(path))
-        if not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(path.parent))
+        require_directory(path)
     if need_vocabulary and VOCABULARY not in source.metadata:
         e = _core.FormatError(
             f"{source.path} has no vocabulary ({VOCABULARY}), so the new file could not run; "
@@ -358,7 +357,7 @@ def _one_tensor(
     if p.given == p.source:
         w.write(t.raw)
     else:
-        weights = _weights_for(p.tensor, t, importance)
+        weights = weights_for(p.tensor, t, importance)
         err = total = 0.0
         for raw, e, s in encoder.encode(p, t, weights):
             w.write(raw)

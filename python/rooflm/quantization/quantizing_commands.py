@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rooflm._optional import save_picture
 from rooflm._output import answer, emit
 
 
@@ -99,8 +100,11 @@ def _grouped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def imatrix(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm._commands import UsageError
+    from rooflm._gguf_write import require_directory
     from rooflm.fetching import resolve_model
 
+    if args.out:  # before the text is run
+        require_directory(args.out)
     if args.text:
         result = rooflm.imatrix(
             resolve_model(args.model),
@@ -142,11 +146,7 @@ def formats(args: argparse.Namespace) -> int:
     result = rooflm.formats(
         what, cols=args.cols, speed=not args.no_speed, threads=args.threads, model_weights=args.weights
     )
-    if args.plot:
-        from rooflm._optional import need
-
-        need("matplotlib").use("agg")
-        figure: Any = result.plot().figure
-        figure.savefig(args.plot)
     answer(result, args)
+    if args.plot:
+        save_picture(result.plot(), args.plot)
     return 0

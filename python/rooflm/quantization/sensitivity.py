@@ -26,6 +26,8 @@ from rooflm.model import Model
 from rooflm.quantization.claims import type_bits
 from rooflm.quantization.compare import WARN_KL, positive_interval
 from rooflm.quantization.diff import split_name
+from rooflm.quantization.imatrix import ImportanceArg, as_importance
+from rooflm.quantization.quantize import weights_for
 from rooflm.quantization.settings import DEFAULTS, ModelArg, Opener, Setting, Windows, check_finite, windows_of
 
 if TYPE_CHECKING:
@@ -71,8 +73,9 @@ class Swap:
 class Source:
     """The tensors of the reference, and what stands in for them."""
 
-    def __init__(self, reference: Model, other: Optional[Model], n_threads: int) -> None:
+    def __init__(self, reference: Model, other: Optional[Model], importance: Any, n_threads: int) -> None:
         self.reference, self.other, self.n_threads = reference, other, n_threads
+        self.importance = importance or {}
         self.tied = bool(reference.hparams["tied_output"])
         self.names = [n for n, t in reference.gguf.tensors.items() if len(t.shape) > 1 and split_name(n)[1] in KINDS]
         if self.tied:
@@ -93,8 +96,13 @@ class Source:
             t = self.other_tensor(name)
             return t.type, t.raw
         t = self.own(name)
-        values = t.dequantize().reshape(-1, t.shape[-1])
-        return type, _core.quantize_rows(values, type, threads=self.n_threads).ravel()
+        values = t.dequantize().reshape(-1, *t.shape[-2:])  # experts apart: each has an importance of its own
+        weights = weights_for(t.name, t, self.importance)
+        parts = [
+            _core.quantize_rows(v, type, None if weights is None else weights[i], threads=self.n_threads)
+            for i, v in enumerate(values)
+        ]
+        return type, np.concatenate(parts).ravel()
 
     def replacements(self, swap: Swap) -> Replacements:
         out = {name: self.quantized(name, swap.type) for name in swap.tensors}
@@ -262,6 +270,7 @@ def sensitivity(
     compute: str = "int16",
     kv: str = "f32",
     budget_s: Optional[float] = None,
+    imatrix: ImportanceArg = None,
     n_threads: Optional[int] = None,
     progress: ProgressArg = None,
 ) -> Sensitivity:
@@ -278,6 +287,7 @@ def sensitivity(
     ctx, windows, compute, kv
                 as in rooflm.compare(), with less text because there are many runs; reference logits stay in memory
     budget_s    no swap begins after so many seconds; kinds come first. What was left out is in .not_measured
+    imatrix     importance of columns for quantizing to `types`, as rooflm.quantize takes it
     """
     if not (each or kinds):
         raise ValueError("each=False and kinds=False leave nothing to measure")
@@ -296,7 +306,8 @@ def sensitivity(
             _core._type_info(t)  # an unknown name is an error before anything runs
     probe = Setting(ref, {**DEFAULTS, "compute": compute, "kv": kv})
     base = probe.session(n_ctx=ctx, n_threads=n_threads)
-    source = Source(ref, file if ref is not file else None, base.n_threads)
+    importance, _ = as_importance(imatrix)
+    source = Source(ref, file if ref is not file else None, importance, base.n_threads)
     patterns = [tensors] if isinstance(tensors, str) else list(tensors)
     names = [n for n in source.names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
     if not names:
