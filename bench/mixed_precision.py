@@ -7,7 +7,7 @@ The first half of TEXT gives importance and sensitivities, the second half the v
 quantized MODEL holds values that its own types give back without any error, which says nothing about other models: so
 the values of the reference are first spread evenly over the steps they were once rounded to (--as-is leaves them).
 
---norms is what bench/gradient_norms.py wrote for SCRATCH_DIRECTORY/reference.gguf; that file is made first and kept, as
+--norms is what tools/gradient_norms.py wrote for SCRATCH_DIRECTORY/reference.gguf; that file is made first and kept, as
 are importance and sensitivities. Prints sizes, KL with 95 % intervals, and differences to Q4_K_M paired by window.
 """
 
@@ -75,7 +75,7 @@ def main() -> None:
     p.add_argument("model")
     p.add_argument("text", type=Path)
     p.add_argument("scratch", type=Path)
-    p.add_argument("--norms", type=Path, help="JSON of bench/gradient_norms.py")
+    p.add_argument("--norms", type=Path, help="JSON of tools/gradient_norms.py")
     p.add_argument("--types", help="to choose from, such as Q8_0,Q4_K")
     p.add_argument("--bits", type=float, help="mixes for so many bits per weight, too")
     p.add_argument("--budget", type=float, default=600, metavar="SECONDS", help="for sensitivities (default 600)")
@@ -114,13 +114,15 @@ def main() -> None:
     types: Optional[list[str]] = args.types.split(",") if args.types else None
     for title, target, value in targets:
         for rule, by in rules.items():
-            m = rooflm.mix(reference, **{target: value}, by=by, types=types, imatrix=importance)  # type: ignore[arg-type]
+            options: dict[str, Any] = {target: value, "by": by, "types": types, "imatrix": importance}
+            m = rooflm.mix(reference, **options)
             name = f"{rule}, {title}"
             q = rooflm.quantize(reference, args.scratch / f"{name.replace(' ', '_')}.gguf", m, imatrix=importance)
             got = q.nbytes if target == "size_bytes" else q.bits_per_weight
             made[name] = (q, m, got / value - 1)
     models = [{"model": q.path, "name": name} for name, (q, _, _) in made.items()]
-    c = rooflm.compare(reference, models, held_out, ctx=args.ctx, windows=args.windows, n_threads=args.threads, progress=True)
+    shape: dict[str, Any] = {"ctx": args.ctx, "windows": args.windows, "n_threads": args.threads}
+    c = rooflm.compare(reference, models, held_out, **shape, progress=True)
     rows = []
     for i, (name, (q, m, off)) in enumerate(made.items()):
         record, paired = c[i].to_dict(), c.paired(0, i)

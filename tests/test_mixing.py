@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from maker import tiny_model
+from plots import drawn
 
 import rooflm
 from rooflm.cli import main
@@ -233,3 +234,15 @@ def test_formats_plot_and_command(tmp_path, capsys):
     assert main([*args, "--plot", str(out), "--json"]) == 0
     d = json.loads(capsys.readouterr().out)
     assert d["source"] == "skewed distribution" and d["asymmetry"] and out.stat().st_size > 1000
+
+
+def test_labels_of_near_points_are_apart():
+    text = pytest.importorskip("matplotlib.text").Text
+    ax = drawn(rooflm.formats("normal", rows=8, cols=512, speed=False).plot)
+    boxes = [text.get_window_extent(t) for t in ax.texts]  # without the lines to the points
+    assert len(boxes) == 14
+    for i, a in enumerate(boxes):
+        for b in boxes[:i]:
+            assert min(a.x1, b.x1) - max(a.x0, b.x0) < 1 or min(a.y1, b.y1) - max(a.y0, b.y0) < 2
+    frame = ax.get_window_extent()
+    assert all(frame.x0 < b.x0 and b.x1 < frame.x1 for b in boxes)

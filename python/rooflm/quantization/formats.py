@@ -12,6 +12,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._labels import label_points
 from rooflm._optional import axes, need
 from rooflm._output import html_table, table
 from rooflm.quantization.recipes import TYPES, check_type
@@ -170,23 +171,15 @@ class Formats:
             a.scatter(
                 [r["bits_per_weight"] for r in own], [r["snr_db"] for r in own], s=sizes, alpha=0.6, label=placement
             )
-        # To the left and to the right in turn, each above the one before on its side: neighbours are close.
-        line = (rows[-1]["snr_db"] - rows[0]["snr_db"]) / 30 if rows else 0.0
-        heights = [-np.inf, -np.inf]
-        for i, r in enumerate(rows):
-            heights[i % 2] = max(r["snr_db"], heights[i % 2] + line)
-            label = f"{r['type']} ({r['tps']:.3g})" if r.get("tps") else r["type"]
-            a.annotate(
-                label, (r["bits_per_weight"], heights[i % 2]), xytext=(9 if i % 2 else -9, 0), fontsize=7,
-                textcoords="offset points", ha="left" if i % 2 else "right", va="center",
-            )  # fmt: skip
         a.set_xscale("log", base=2)
         ticks = [2, 3, 4, 6, 8, 16]
         a.set_xticks(ticks, [str(t) for t in ticks])
-        a.set_xlim(1.8, 20)
+        a.set_xlim(1.8, 26)
         size = f"\nnumbers and areas: tokens/s of {self.weights:.3g} weights on {self.threads} threads" if fast else ""
         a.set(xlabel="bits per weight", ylabel="signal to noise, dB")
         a.set_title(f"{self.source}, n = {self.shape[0] * self.shape[1]} weights{size}", fontsize=9)
+        names = [f"{r['type']} ({r['tps']:.3g})" if r.get("tps") else r["type"] for r in rows]
+        label_points(a, [(r["bits_per_weight"], r["snr_db"], name) for r, name in zip(rows, names)])
         a.legend(title="placement", fontsize=8)
         return a
 

@@ -110,8 +110,8 @@ def _errors(source: _core.GGUF, names: Sequence[str], types: Sequence[str], impo
 
 def _from_rows(rows: Sequence[Mapping[str, Any]], errors: Mapping[str, Mapping[str, float]], tied: bool) -> Any:
     """Sensitivities from measured swaps: KL over the squared error that caused it; of a whole kind, over the sum of all
-    its tensors. A tensor's own swap counts first, then those of its kind in the layers around it, then that of the whole
-    kind; a tied embedding has the KL of both its uses."""
+    its tensors. A tensor's own swap counts first, then those of its kind in the layers around it, then that of the
+    whole kind; a tied embedding has the KL of both its uses."""
     own: dict[str, list[float]] = {}
     kinds: dict[str, list[float]] = {}
     for r in rows:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient norms of every matrix of a model, for rooflm.mix(by=...).
 
-    python bench/gradient_norms.py MODEL TEXT OUT.json [--windows 8] [--ctx 256]
+    python tools/gradient_norms.py MODEL TEXT OUT.json [--windows 8] [--ctx 256]
 
-Needs torch and transformers, which read MODEL (a GGUF file of an architecture that they know) and differentiate the mean
-cross-entropy of each window of the first half of TEXT. OUT is {tensor: root mean square over windows of the norm of the
-tensor's gradient}; a tied embedding has the gradient of both its uses.
+Needs torch, transformers and accelerate, which read MODEL (a GGUF file of an architecture that they know) and
+differentiate the mean cross-entropy of each window of the first half of TEXT. OUT is {tensor: root mean square over
+windows of the norm of the tensor's gradient}; a tied embedding has the gradient of both its uses.
 """
 
 from __future__ import annotations
