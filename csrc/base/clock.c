@@ -30,6 +30,10 @@ uint64_t rl_clock_boot_ns(void) {
 #endif
 }
 
+uint64_t rl_clock_thread_ns(void) {
+    return read_clock(CLOCK_THREAD_CPUTIME_ID);
+}
+
 // The empty asm ties each addition to the last one and keeps the sum in a register, so that a chain of them takes
 // one cycle per addition; the loop's own counter runs beside the chain.
 static uint64_t dependent_adds(uint64_t rounds) {

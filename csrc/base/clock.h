@@ -11,6 +11,8 @@ uint64_t rl_clock_ns(void);
 uint64_t rl_clock_coarse_ns(void);
 /// The clock that goes on during suspend; its difference to rl_clock_ns grows by the time suspended.
 uint64_t rl_clock_boot_ns(void);
+/// Time that the calling thread has spent on a core: what is missing beside the monotonic clock, others had.
+uint64_t rl_clock_thread_ns(void);
 /// Clock of the core under us, in GHz: times a chain of dependent integer adds for about `ms` milliseconds.
 double rl_clock_core_ghz(double ms);
 

@@ -24,6 +24,7 @@ typedef struct job {
     rl_copy_bytes_fn copy;
     uint8_t *to;                           // copies there when not NULL (one range)
     _Atomic uint64_t checksum, begin, end; // clock of the first to begin and the last to end
+    _Atomic uint64_t on_core;              // time on a core of all threads together
 } job;
 
 static double seconds_of(const job *j) {
@@ -48,6 +49,7 @@ static void pass(void *arg, rl_team *team, int ith) {
     while (t < seen &&
            !atomic_compare_exchange_weak_explicit(&j->begin, &seen, t, memory_order_relaxed, memory_order_relaxed)) {
     }
+    uint64_t on_core = rl_clock_thread_ns();
     for (size_t k = 0; k < j->repeat; k++) {
         uint64_t here = 0;
         for (size_t i = 0; i < j->n_ranges; i++) {
@@ -70,6 +72,7 @@ static void pass(void *arg, rl_team *team, int ith) {
     }
     // Relaxed, here and above: the caller reads them after the region.
     atomic_fetch_xor_explicit(&j->checksum, sum, memory_order_relaxed);
+    atomic_fetch_add_explicit(&j->on_core, rl_clock_thread_ns() - on_core, memory_order_relaxed);
     t = rl_clock_ns(), seen = atomic_load_explicit(&j->end, memory_order_relaxed);
     while (t > seen &&
            !atomic_compare_exchange_weak_explicit(&j->end, &seen, t, memory_order_relaxed, memory_order_relaxed)) {
@@ -80,6 +83,7 @@ static rl_status run_pass(rl_pool *pool, job *j, const rl_read_opts *o, rl_err *
     atomic_store_explicit(&j->checksum, 0, memory_order_relaxed);
     atomic_store_explicit(&j->begin, UINT64_MAX, memory_order_relaxed);
     atomic_store_explicit(&j->end, 0, memory_order_relaxed);
+    atomic_store_explicit(&j->on_core, 0, memory_order_relaxed);
     rl_region region = {
         .fn = pass, .arg = j, .n_threads = o->n_threads, .poll = o->poll, .poll_arg = o->poll_arg, .cpus = o->cpus};
     return rl_pool_run(pool, &region, err);
@@ -155,6 +159,8 @@ static rl_status timed_passes(rl_pool *pool, job *j, const rl_read_opts *opts, r
     for (int i = 0; i < opts->passes; i++) {
         RL_TRY(run_pass(pool, j, opts, err));
         out->seconds[i] = seconds_of(j);
+        double whole = out->seconds[i] * opts->n_threads;
+        out->busy[i] = whole > 0 ? 1e-9 * (double)j->on_core / whole : 1.0;
     }
     out->passes = opts->passes;
     summarize(out);

@@ -32,8 +32,9 @@ typedef struct rl_read_result {
     uint64_t bytes; // of one pass
     int passes;
     double seconds[RL_READ_MAX_PASSES];
-    double median_s, gbs; // gbs = bytes / median_s / 1e9
-    uint64_t checksum;    // XOR of the 64-bit words of each range
+    double busy[RL_READ_MAX_PASSES]; // share of each pass that the threads, together, were on a core
+    double median_s, gbs;            // gbs = bytes / median_s / 1e9
+    uint64_t checksum;               // XOR of the 64-bit words of each range
 } rl_read_result;
 
 /// RL_ERR_ARG for no bytes or passes out of 1..RL_READ_MAX_PASSES, RL_ERR_KERNEL, RL_ERR_INTERRUPTED.

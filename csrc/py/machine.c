@@ -272,11 +272,14 @@ static PyObject *float_list(const double *v, int n) {
 }
 
 static PyObject *result_dict(const rl_read_result *r, int threads) {
-    PyObject *passes = float_list(r->seconds, r->passes);
-    if (!passes) return NULL;
-    return Py_BuildValue("{s:d,s:d,s:K,s:N,s:i,s:z,s:K}", "gbs", r->gbs, "median_s", r->median_s, "bytes",
-                         (unsigned long long)r->bytes, "passes_s", passes, "threads", threads, "kernel",
-                         r->kernel ? r->kernel->name : NULL, "checksum", (unsigned long long)r->checksum);
+    PyObject *passes = float_list(r->seconds, r->passes), *busy = float_list(r->busy, r->passes);
+    if (!passes || !busy) {
+        Py_XDECREF(passes), Py_XDECREF(busy);
+        return NULL;
+    }
+    return Py_BuildValue("{s:d,s:d,s:K,s:N,s:N,s:i,s:z,s:K}", "gbs", r->gbs, "median_s", r->median_s, "bytes",
+                         (unsigned long long)r->bytes, "passes_s", passes, "passes_busy", busy, "threads", threads,
+                         "kernel", r->kernel ? r->kernel->name : NULL, "checksum", (unsigned long long)r->checksum);
 }
 
 // What all measurements share.
@@ -316,14 +319,16 @@ static PyObject *raise_unless_pending(common *c, const rl_err *err) {
     return err->code == RL_ERR_INTERRUPTED && PyErr_Occurred() ? NULL : rl_raise(c->st, err);
 }
 
-PyDoc_STRVAR(read_doc,
-             "read_bandwidth(arrays, *, threads=None, passes=5, cpus=None, kernel=None, repeat=1, isa=None)\n--\n\n"
-             "Reads the bytes of these buffers (NumPy arrays, Tensor.raw, ...) the way a session reads its weights:\n"
-             "each one shared among the threads, who steal from each other. Returns a dict: gbs (bytes / median_s /\n"
-             "1e9), median_s, passes_s, bytes, threads, kernel (the fastest of all read kernels unless one is named)\n"
-             "and checksum, the XOR of all 64-bit words, which proves that every byte was read.\n\n"
-             "repeat > 1 goes over the buffers so often in one pass, each thread over its own part: for what fits a\n"
-             "cache.");
+PyDoc_STRVAR(
+    read_doc,
+    "read_bandwidth(arrays, *, threads=None, passes=5, cpus=None, kernel=None, repeat=1, isa=None)\n--\n\n"
+    "Reads the bytes of these buffers (NumPy arrays, Tensor.raw, ...) the way a session reads its weights:\n"
+    "each one shared among the threads, who steal from each other. Returns a dict: gbs (bytes / median_s /\n"
+    "1e9), median_s, passes_s, passes_busy (share of each pass that the threads, together, were on a core: less\n"
+    "than 1 when others had it), bytes, threads, kernel (the fastest of all read kernels unless one is named)\n"
+    "and checksum, the XOR of all 64-bit words, which proves that every byte was read.\n\n"
+    "repeat > 1 goes over the buffers so often in one pass, each thread over its own part: for what fits a\n"
+    "cache.");
 
 static PyObject *read_bandwidth(PyObject *m, PyObject *args, PyObject *kw) {
     static char *names[] = {"arrays", "threads", "passes", "cpus", "kernel", "repeat", "isa", NULL};

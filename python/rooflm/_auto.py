@@ -3,85 +3,74 @@
 
 One token is decoded at the speed of memory as long as the kernel is faster than memory is. So int16, which is exact for
 all practical purposes, costs nothing where its kernel, out of a cache, reads faster than one core gets from memory
-while all cores read. Both rates are measured once for a machine and kept, so that every process there decides alike and
-no session depends on the noise of its own moment. They belong to the machine, not to the session: the number of threads
-changes no bit.
+while all cores read. Both rates belong to the machine and are kept for it (_rates.py), not measured for a session: the
+number of threads changes no bit. A process decides once. Where a rate is not to be believed it takes int8, which is
+never slower.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
-
-from rooflm import _core
+from rooflm import _rates
+from rooflm._rates import Rate, Sample
 
 MARGIN = 1.05  # how much faster than memory a kernel must be to hide behind it: waits do not overlap perfectly
 ALIKE = 0.97  # int16 this near to int8 is taken whatever the memory does
-CACHE_BYTES = 128 << 10  # weights of a rate: they stay in the second-level cache
-SECONDS = 3e-4  # of one timing
-TURNS = 5
-READS, REST_S = 4, 0.02  # bandwidth: as many rounds of reads, with a rest between, since neighbours come and go
 
 _lock = threading.Lock()
-_kept: dict[Optional[str], Rates] = {}  # by the bandwidth that was given, if any
+_process: Optional[Rates] = None
 
 
 class Rates:
-    """The rates of one machine: what one core gets from memory while all read, and kernels in a cache."""
+    """The rates that this process decides by. Each is measured at most once in it, and then stays."""
 
-    def __init__(self, key: str, core_gbs: float, kernels: dict[str, float], source: str = "") -> None:
-        self.key, self.core_gbs, self.kernels, self.source = key, core_gbs, kernels, source
-        self.changed = not source
+    def __init__(self) -> None:
+        self.key = _rates.machine_key()
+        self.kept = _rates.load(self.key)
+        self.used: dict[str, Sample] = {}
+        self.changed = False
+        self.source = f"kept in {_rates.path()}"
 
-    def of(self, kernel: str, type: str, cols: int) -> float:
-        """GB/s of a rows kernel at this width, measured at the first call."""
-        key = f"{kernel}/{cols}"
-        if key not in self.kernels:
-            self.kernels[key] = round(kernel_gbs(kernel, type, cols), 2)
+    def core(self) -> Sample:
+        """What one core gets from memory while all read: ROOFLM_CORE_GBS where it is set."""
+        given = os.environ.get("ROOFLM_CORE_GBS")
+        if given:
+            return Sample(float(given))
+        if "core" not in self.used:
+            rate = self.kept.get("core", Rate())
+            self._use("core", rate, None if rate.settled else _rates.measure_core(rate.kernel))
+        return self.used["core"]
+
+    def kernels(self, names: tuple[str, str], type: str, cols: int) -> list[Sample]:
+        """Rows kernels at this width. Those of one comparison are measured together."""
+        keys = [f"{name}/{cols}" for name in names]
+        if not all(key in self.used for key in keys):
+            rates = [self.kept.get(key, Rate()) for key in keys]
+            settled = all(rate.settled for rate in rates)
+            samples = {} if settled else _rates.measure_kernels(names, type, cols)
+            for name, key, rate in zip(names, keys, rates):
+                self._use(key, rate, samples.get(name))
+        return [self.used[key] for key in keys]
+
+    def keep(self) -> None:
+        """Writes what was measured since the last call."""
+        if self.changed:
+            self.changed, self.source = False, _rates.save(self.key, self.kept)
+
+    def _use(self, key: str, rate: Rate, sample: Optional[Sample]) -> None:
+        """Takes the largest that is known, now with this sample; a disturbed one only where nothing else is."""
+        if sample is not None:
+            rate.add(sample)
+            self.kept[key] = rate
             self.changed = True
-        return self.kernels[key]
-
-
-def kernel_gbs(kernel: str, type: str, cols: int) -> float:
-    """Best GB/s of several short runs of a rows kernel, one token, weights in the second-level cache."""
-    _, block, nbytes = _core._type_info(type)
-    row_bytes = cols // block * nbytes
-    rows = max(1, CACHE_BYTES // row_bytes)
-    w = np.zeros((rows, row_bytes), np.uint8)
-    x = np.ones((1, cols), np.float32)
-    out = np.empty((1, rows), np.float32)
-    once = _core._rows(kernel, w, row_bytes, rows, x, out)
-    repeats = max(1, int(SECONDS / max(once, 1e-9)))
-    best = min(_core._rows(kernel, w, row_bytes, rows, x, out, repeats) for _ in range(TURNS))
-    return w.nbytes * repeats / best / 1e9
-
-
-def core_gbs() -> float:
-    """What one core gets from memory while all read, in GB/s: ROOFLM_CORE_GBS, or the best of several reads of a
-    buffer four times as large as the last cache."""
-    given = os.environ.get("ROOFLM_CORE_GBS")
-    if given:
-        return float(given)
-    from rooflm.device.machine import machine
-
-    m = machine()
-    caches = [c["bytes"] for c in m["caches"] if c.get("bytes")]
-    size = min(max([64 << 20, *(4 * c for c in caches)]), 256 << 20)
-    if m.get("memory_available_bytes"):
-        size = min(size, int(m["memory_available_bytes"]) // 8)
-    best = 0.0
-    for turn in range(READS):
-        time.sleep(REST_S if turn else 0.0)
-        r = _core.memory_bandwidth(size, passes=5, huge=False)
-        best = max(best, size / min(r["passes_s"]) / 1e9 / r["threads"])
-    return best
+        if rate.gbs:
+            self.used.setdefault(key, Sample(rate.gbs))
+        else:
+            self.used.setdefault(key, sample or Sample(0.0, f"all {rate.tries} measurements were disturbed"))
 
 
 def choose(pairs: Iterable[tuple[str, int]], isa: Optional[str], rates: Rates) -> list[dict[str, Any]]:
@@ -99,77 +88,46 @@ def choose(pairs: Iterable[tuple[str, int]], isa: Optional[str], rates: Rates) -
         k8, k16 = kernel(type, "int8"), kernel(type, "int16")
         if not k8 or not k16:
             continue
-        int8, int16, need = rates.of(k8, type, cols), rates.of(k16, type, cols), MARGIN * rates.core_gbs
-        if int16 >= need:
-            take, why = "int16", f"it hides behind memory: {int16:.1f} GB/s, {need:.1f} are enough"
-        elif int16 >= ALIKE * int8:
-            take, why = "int16", f"it is as fast as int8: {int16:.1f} and {int8:.1f} GB/s"
-        else:
-            take, why = "int8", f"int16 would slow decode: {int16:.1f} GB/s, to hide behind memory takes {need:.1f}"
+        core = rates.core()
+        int8, int16 = rates.kernels((k8, k16), type, cols)
+        take, why = _verdict(core, int8, int16)
         records.append(
-            {"type": type, "cols": cols, "compute": take, "int8_gbs": int8, "int16_gbs": int16, "why": why}
+            {"type": type, "cols": cols, "compute": take, "int8_gbs": int8.gbs, "int16_gbs": int16.gbs, "why": why}
         )
     return records
 
 
+def _verdict(core: Sample, int8: Sample, int16: Sample) -> tuple[str, str]:
+    # What was disturbed is too low if anything. So a bound from below is enough for int16, but not for what it is
+    # compared with.
+    need = MARGIN * core.gbs
+    if int16.gbs >= need and not core.disturbed:
+        return "int16", f"it hides behind memory: {int16.gbs:.1f} GB/s, {need:.1f} are enough"
+    if int16.gbs >= ALIKE * int8.gbs and not int8.disturbed:
+        return "int16", f"it is as fast as int8: {int16.gbs:.1f} and {int8.gbs:.1f} GB/s"
+    for what, sample in (("memory", core), ("int8", int8), ("int16", int16)):
+        if sample.disturbed:
+            return "int8", f"it is never slower, and the rate of {what} was disturbed: {sample.disturbed}"
+    return "int8", f"int16 would slow decode: {int16.gbs:.1f} GB/s, to hide behind memory takes {need:.1f}"
+
+
 def decide(pairs: Iterable[tuple[str, int]], isa: Optional[str] = None) -> dict[str, Any]:
-    """The record of a session: {"core_gbs", "source", "matrices"}. Measures what is not known of this machine yet."""
+    """The record of a session: core_gbs, disturbed (why core_gbs is not to be believed, or None), agreeing (processes
+    that measured the like, None where it was given), settled (no process measures again), source, and matrices."""
+    global _process
     with _lock:
-        given = os.environ.get("ROOFLM_CORE_GBS")
-        rates = _kept.get(given)
-        if rates is None:
-            rates = _kept[given] = _load(_key())
+        rates = _process = _process or Rates()
+        core = rates.core()
+        given = bool(os.environ.get("ROOFLM_CORE_GBS"))
+        source = "ROOFLM_CORE_GBS" if given else "this process alone, disturbed"
         matrices = choose(sorted(set(pairs)), isa, rates)
-        if rates.changed:
-            _save(rates)
-        return {"core_gbs": rates.core_gbs, "source": rates.source, "matrices": matrices}
-
-
-# ---- kept for the machine ----
-
-
-def _key() -> str:
-    from rooflm import __version__
-    from rooflm.device.machine import machine
-
-    given = os.environ.get("ROOFLM_CORE_GBS") or ""
-    m = machine()
-    return "|".join(str(v) for v in (m["cpu"], m["default_threads"], __version__, given))
-
-
-def path() -> Path:
-    """Where the rates are kept."""
-    from rooflm.fetching import cache_dir
-
-    return cache_dir() / "rates.json"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        kept = json.loads(path().read_text())
-        return kept if isinstance(kept, dict) and kept.get("schema") == 1 else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _load(key: str) -> Rates:
-    entry = _read().get("machines", {}).get(key)
-    if entry:
-        return Rates(key, float(entry["core_gbs"]), dict(entry["kernels"]), f"kept in {path()}")
-    return Rates(key, round(core_gbs(), 2), {})
-
-
-def _save(rates: Rates) -> None:
-    rates.changed = False
-    all_kept = _read()
-    entry = {"core_gbs": rates.core_gbs, "kernels": rates.kernels}
-    record = {"schema": 1, "machines": {**all_kept.get("machines", {}), rates.key: entry}}
-    target = path()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f"{target.name}.{os.getpid()}")
-        part.write_text(json.dumps(record, indent=1))
-        part.replace(target)
-        rates.source = f"kept in {target}"
-    except OSError as e:
-        rates.source = f"measured by this process; {target} cannot be written: {e.strerror}"
+        rates.keep()
+        kept = rates.kept.get("core", Rate())
+        return {
+            "matrices": matrices,
+            "core_gbs": core.gbs,
+            "disturbed": core.disturbed or None,
+            "agreeing": None if given else kept.agree,
+            "settled": given or kept.settled,
+            "source": source if given or core.disturbed else rates.source,
+        }

@@ -208,7 +208,7 @@ class Session:
             raise ValueError(f"window={window}: a token attends to itself at least; None for the file's own windows")
         rules = None if isinstance(compute, str) else list(compute.items())
         self.model = model
-        # What "auto" takes for one token, and why: {"core_gbs", "source", "matrices"}; None where nothing is left to it
+        # What "auto" takes for one token, and why (see _auto.decide); None where nothing is left to it
         self.auto: Optional[dict[str, Any]] = None
         if rules is not None or compute == "auto":
             self.auto = decide(model._matrices, isa)
