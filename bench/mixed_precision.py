@@ -77,7 +77,7 @@ def main() -> None:
     p.add_argument("scratch", type=Path)
     p.add_argument("--norms", type=Path, help="JSON of tools/gradient_norms.py")
     p.add_argument("--types", help="to choose from, such as Q8_0,Q4_K")
-    p.add_argument("--bits", type=float, help="mixes for so many bits per weight, too")
+    p.add_argument("--bits", type=float, help="a mix by sensitivity for so many bits per weight, too")
     p.add_argument("--budget", type=float, default=600, metavar="SECONDS", help="for sensitivities (default 600)")
     p.add_argument("--threads", type=int)
     p.add_argument("--windows", type=int, default=20)
@@ -108,18 +108,17 @@ def main() -> None:
     made: dict[str, Any] = {}
     usual = rooflm.quantize(reference, args.scratch / "q4_k_m.gguf", "Q4_K_M", imatrix=importance)
     made["Q4_K_M"] = (usual, None, None)
-    targets: list[tuple[str, str, float]] = [("its size", "size_bytes", usual.nbytes)]
+    wanted: list[tuple[str, str, float]] = [(rule, "size_bytes", usual.nbytes) for rule in rules]
     if args.bits:
-        targets.append((f"{args.bits:g} bits", "bits", args.bits))
+        wanted.append(("sensitivity", "bits", args.bits))
     types: Optional[list[str]] = args.types.split(",") if args.types else None
-    for title, target, value in targets:
-        for rule, by in rules.items():
-            options: dict[str, Any] = {target: value, "by": by, "types": types, "imatrix": importance}
-            m = rooflm.mix(reference, **options)
-            name = f"{rule}, {title}"
-            q = rooflm.quantize(reference, args.scratch / f"{name.replace(' ', '_')}.gguf", m, imatrix=importance)
-            got = q.nbytes if target == "size_bytes" else q.bits_per_weight
-            made[name] = (q, m, got / value - 1)
+    for rule, target, value in wanted:
+        options: dict[str, Any] = {target: value, "by": rules[rule], "types": types, "imatrix": importance}
+        m = rooflm.mix(reference, **options)
+        name = f"{rule}, {'its size' if target == 'size_bytes' else f'{value:g} bits'}"
+        q = rooflm.quantize(reference, args.scratch / f"{name.replace(' ', '_')}.gguf", m, imatrix=importance)
+        got = q.nbytes if target == "size_bytes" else q.bits_per_weight
+        made[name] = (q, m, got / value - 1)
     models = [{"model": q.path, "name": name} for name, (q, _, _) in made.items()]
     shape: dict[str, Any] = {"ctx": args.ctx, "windows": args.windows, "n_threads": args.threads}
     c = rooflm.compare(reference, models, held_out, **shape, progress=True)
@@ -128,7 +127,7 @@ def main() -> None:
         record, paired = c[i].to_dict(), c.paired(0, i)
         rows.append({
             "file": name, "nbytes": q.nbytes, "bits_per_weight": q.bits_per_weight, "off_target": off,
-            "kl_expected": m.loss if m and m.by == "sensitivity" else None,
+            "kl_expected": m.loss if m and m.by != "norms" else None,
             "kl_mean": record["kl_mean"], "kl_ci95": record["kl_ci95"], "ppl": record["ppl"],
             "kl_change": paired["kl_change"], "kl_change_ci95": paired["kl_change_ci95"], "types": q.types,
             "bits_by_kind": by_kind(q),
@@ -146,7 +145,7 @@ def main() -> None:
 
 def by_kind(q: rooflm.Quantized) -> dict[str, float]:
     """Bits per weight of each kind of matrix."""
-    from rooflm.quantization.mixing import kind_of
+    from rooflm.quantization.losses import kind_of
 
     sums: dict[str, list[float]] = {}
     for r in q.rows:

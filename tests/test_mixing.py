@@ -15,7 +15,7 @@ from plots import drawn
 
 import rooflm
 from rooflm.cli import main
-from rooflm.quantization import formats, mixing
+from rooflm.quantization import formats, losses, mixing
 
 
 @pytest.fixture
@@ -89,9 +89,15 @@ def test_norms_move_the_bits(source):
         return np.mean([r["bits_per_weight"] for r in mix.rows if r["tensor"].startswith("blk.2.") == own])
 
     assert mean_bits(m, True) > mean_bits(flat, True) + 0.5 and mean_bits(m, False) < mean_bits(flat, False)
-    assert {r["sensitivity"] for r in m.rows} == {100.0, 1.0} and m.by == "norms"
+    ones = {r["tensor"]: r["sensitivity"] for r in rooflm.mix(source, bits=4.5, by={"*": 1.0}).rows}
+    ratios = {r["tensor"]: r["sensitivity"] / ones[r["tensor"]] for r in m.rows}
+    assert all(v == pytest.approx(100 if n.startswith("blk.2.") else 1) for n, v in ratios.items()) and m.by == "norms"
+    # A norm meets the mean squared error of weights, not their relative one.
+    squares = {n: (t.dequantize() ** 2).mean() for n, t in rooflm.GGUF(source).tensors.items() if n in ones}
+    assert all(ones[n] == pytest.approx(v, rel=0.2) for n, v in squares.items())
     kinds = rooflm.mix(source, bits=4.5, by={"down": 10.0, "*": 1.0})
-    assert {r["tensor"].split(".")[-2] for r in kinds.rows if r["sensitivity"] == 100} == {"ffn_down"}
+    weighted = {r["tensor"].split(".")[-2] for r in kinds.rows if r["sensitivity"] > 50 * ones[r["tensor"]]}
+    assert weighted == {"ffn_down"}
     with pytest.raises(ValueError, match="names no tensor"):
         rooflm.mix(source, bits=4.5, by={"nonsense": 1.0})
     with pytest.raises(ValueError, match="finite and not negative"):
@@ -109,13 +115,22 @@ def test_rule_by_threshold(tmp_path, source):
     assert r.types == {"Q8_0": 25, "Q4_K": 18, "F32": 13}
 
 
+def errors_of(**squared):
+    """Errors by use, of one type each or a dict of types; "output" and "embd" without a layer."""
+    names = {"output": losses.OUTPUT, "embd": losses.EMBEDDING}
+    found = {}
+    for name, e in squared.items():
+        layer, _, part = name.partition("_")
+        use = names.get(name) or f"blk.{layer[1:]}.{part}.weight"
+        found[use] = losses.Errors(e if isinstance(e, dict) else {"Q4_0": e}, 1.0, None, None)
+    return found
+
+
 def test_measured_swaps_become_sensitivities():
-    errors = {
-        "blk.0.ffn_down.weight": {"Q4_0": 0.01, "Q2_K": 0.1},
-        "blk.1.ffn_down.weight": {"Q4_0": 0.03, "Q2_K": 0.3},
-        "blk.0.attn_v.weight": {"Q4_0": 0.02},
-        "token_embd.weight": {"Q4_0": 0.01},
-    }
+    errors = errors_of(
+        l0_ffn_down={"Q4_0": 0.01, "Q2_K": 0.1}, l1_ffn_down={"Q4_0": 0.03, "Q2_K": 0.3}, l0_attn_v=0.02, embd=0.01,
+        output=0.005,
+    )  # fmt: skip
     rows = [
         {"tensor": None, "kind": "down", "type": "Q4_0", "kl_mean": 0.08},
         {"tensor": "blk.0.ffn_down.weight", "kind": "down", "type": "Q4_0", "kl_mean": 0.05},
@@ -124,19 +139,43 @@ def test_measured_swaps_become_sensitivities():
         {"tensor": "output.weight", "kind": "output", "type": "Q4_0", "kl_mean": 0.002},
         {"tensor": None, "kind": "q", "type": "Q6_K", "kl_mean": None},
     ]
-    s, title = mixing.sensitivities(rows, errors, True)
+    s, title = losses.sensitivities(rows, errors, True, 2)
     assert title == "sensitivity"
     assert s["blk.0.ffn_down.weight"] == pytest.approx(6)  # the median of 5 and 7: its own before its kind's
     assert s["blk.1.ffn_down.weight"] == pytest.approx(0.08 / 0.04)
-    assert s["token_embd.weight"] == pytest.approx(0.1 + 0.2)  # tied: both uses
-    assert s["blk.0.attn_v.weight"] == pytest.approx(2)  # unknown: the median
+    assert s[losses.EMBEDDING] == pytest.approx(0.1) and s[losses.OUTPUT] == pytest.approx(0.4)  # two uses
+    # Unknown: what its place says, a third, in the scale of the others. Known ratios: 18, 6, 0.2, 0.4.
+    assert s["blk.0.attn_v.weight"] == pytest.approx((0.4 + 6) / 2 / 3)
+
     rows.append({"tensor": "blk.4.ffn_down.weight", "kind": "down", "type": "Q4_0", "kl_mean": 0.0375})
-    errors["blk.2.ffn_down.weight"] = errors["blk.4.ffn_down.weight"] = {"Q4_0": 0.1}
-    between, _ = mixing.sensitivities(rows, errors, True)
+    errors |= errors_of(l2_ffn_down=0.1, l4_ffn_down=0.1)
+    between, _ = losses.sensitivities(rows, errors, True, 5)
     assert between["blk.2.ffn_down.weight"] == pytest.approx(1.5)  # half the way from 6 to 0.375, by ratios
     assert between["blk.1.ffn_down.weight"] == pytest.approx(3)
-    untied, _ = mixing.sensitivities(rows, errors, False)
-    assert untied["token_embd.weight"] == pytest.approx(0.1)
+
+
+def test_without_measurements_a_matrix_counts_by_its_place():
+    errors = errors_of(l0_ffn_down=0.1, l1_ffn_down=0.1, l0_attn_v=0.1, l1_attn_v=0.1, embd=0.1, output=0.1)
+    s, title = losses.sensitivities(None, errors, True, 2)
+    assert title == "error"
+    assert s == {**dict.fromkeys(errors, 0.25), losses.EMBEDDING: 0.5, losses.OUTPUT: 1.0}
+
+
+def test_the_loss_of_the_output_matrix_is_half_the_variance_of_the_logits_errors(source):
+    """Checked by its definition, in nats: importance is the mean square of each input column."""
+    rng = np.random.default_rng(0)
+    with rooflm.GGUF(source) as g:
+        w = g.tensors[losses.EMBEDDING].dequantize()
+        importance = {losses.EMBEDDING: rng.gamma(1.0, size=w.shape[1]).astype(np.float32)}
+        errors = losses.measure(g, [losses.EMBEDDING], ["Q4_0"], importance, len(w), True)
+    blocks = rooflm._core.quantize_rows(w, "Q4_0", importance[losses.EMBEDDING])
+    e = formats.restore(blocks, "Q4_0", w.shape[1]).astype(np.float64) - w
+    variance = (e**2).mean(0) @ importance[losses.EMBEDDING].astype(np.float64)
+    s, title = losses.sensitivities(None, errors, True, 6)
+    assert title == "importance"
+    assert s[losses.OUTPUT] * errors[losses.OUTPUT].squared["Q4_0"] == pytest.approx(variance / 2, rel=1e-5)
+    # Looked up, all columns count alike.
+    assert errors[losses.EMBEDDING].squared["Q4_0"] == pytest.approx((e**2).sum() / (w.astype(np.float64) ** 2).sum())
 
 
 def test_speed_from_bytes_and_rates(source):

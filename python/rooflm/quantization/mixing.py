@@ -2,9 +2,7 @@
 """Mixed precision to a target: of all ways to give each tensor a type, the one with the least expected loss that meets
 a size, bits per weight or speed.
 
-The loss of a tensor in a type is taken as its sensitivity times its squared relative error, columns weighted by
-importance: small errors of weights add to KL by their squares. Sensitivities are measured (rooflm.sensitivity), or
-numbers such as gradient norms, or alike for all. Choosing one type per tensor under a budget is a knapsack; it is
+What a type costs a tensor is estimated in losses.py. Choosing one type per tensor under a budget is a knapsack; it is
 solved by dynamic programming over the budget in small steps.
 """
 
@@ -22,13 +20,11 @@ import numpy as np
 from rooflm import _core
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, megabytes, table
-from rooflm.quantization import formats, recipes
+from rooflm.quantization import formats, losses, recipes
 from rooflm.quantization.imatrix import ImportanceArg, as_importance
 
 TYPES = ("F16", "Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "Q2_K")
 STEPS = 16384  # of the budget
-KIND_OF = {"attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o", "ffn_gate": "gate", "ffn_up": "up",
-           "ffn_down": "down", "token_embd": "embedding", "output": "output", "attn_qkv": "qkv"}  # fmt: skip
 
 
 @dataclass(repr=False)
@@ -85,111 +81,9 @@ class Mix(Mapping[str, str]):
         return f"<p>{self!r}</p>".replace("<Mix", "&lt;Mix") + html_table(self.rows, self._COLUMNS)
 
 
-def kind_of(tensor: str) -> str:
-    """"q", "down", "embedding"...: the kinds of rooflm.sensitivity."""
-    part = recipes.part_of(tensor)
-    part = part[: -len("_shexp")] if part.endswith("_shexp") else part
-    return KIND_OF.get(part, part)
-
-
-def _errors(source: _core.GGUF, names: Sequence[str], types: Sequence[str], importance: Any, rows: int) -> Any:
-    """{tensor: {type: squared relative error}} of some rows spread over each tensor, for the types that fit it."""
-    out: dict[str, dict[str, float]] = {}
-    for name in names:
-        t = source.tensors[name]
-        n, cols = int(np.prod(t.shape[:-1])), t.shape[-1]
-        x = t.dequantize(rows=np.unique(np.linspace(0, n - 1, min(rows, n)).astype(int)))
-        w = None
-        if importance is not None and name in importance:
-            w = np.asarray(importance[name], np.float32)
-            w = np.ascontiguousarray(w if w.ndim == 1 else w.mean(0))
-        fit = [k for k in types if cols % _core._type_info(k)[1] == 0]
-        out[name] = {k: formats.errors(x, k, w)["error_weighted"] ** 2 for k in fit}
-    return out
-
-
-def _from_rows(rows: Sequence[Mapping[str, Any]], errors: Mapping[str, Mapping[str, float]], tied: bool) -> Any:
-    """Sensitivities from measured swaps: KL over the squared error that caused it; of a whole kind, over the sum of all
-    its tensors. A tensor's own swap counts first, then those of its kind in the layers around it, then that of the
-    whole kind; a tied embedding has the KL of both its uses."""
-    own: dict[str, list[float]] = {}
-    kinds: dict[str, list[float]] = {}
-    for r in rows:
-        kl = r.get("kl_mean", r.get("kl"))
-        if kl is None:
-            continue
-        tensor, type = r.get("tensor"), r["type"]
-        if tensor is not None:
-            name = "token_embd.weight" if tied and tensor == "output.weight" else tensor
-            e = errors.get(name, {}).get(type)
-            if e:
-                own.setdefault(tensor, []).append(kl / e)
-        else:
-            like = "embedding" if tied and r["kind"] == "output" else r["kind"]
-            e = sum(v.get(type, 0.0) for n, v in errors.items() if kind_of(n) == like)
-            if e:
-                kinds.setdefault(r["kind"], []).append(kl / e)
-    measured = {name: float(np.median(v)) for name, v in own.items()}
-    result = {}
-    for name in errors:
-        uses = [name, "output.weight"] if tied and name == "token_embd.weight" else [name]
-        known = []
-        for use in uses:
-            value = measured.get(use, _between_layers(use, measured))
-            if value is None and kind_of(use) in kinds:
-                value = float(np.median(kinds[kind_of(use)]))
-            if value is not None:
-                known.append(value)
-        if known:
-            result[name] = sum(known)
-    return result
-
-
-def _between_layers(name: str, measured: Mapping[str, float]) -> Optional[float]:
-    """What the same matrix has in the layers before and after, by ratios; None unless two layers were measured."""
-    layer = recipes.LAYER.match(name)
-    if not layer:
-        return None
-    points = {}
-    for other, value in measured.items():
-        m = recipes.LAYER.match(other)
-        if m and other[m.end() :] == name[layer.end() :]:
-            points[int(m[1])] = value
-    if len(points) < 2:
-        return None
-    at = sorted(points)
-    logs = np.log(np.maximum([points[i] for i in at], 1e-30))
-    return float(np.exp(np.interp(int(layer[1]), at, logs)))
-
-
-def sensitivities(by: Any, errors: Mapping[str, Mapping[str, float]], tied: bool) -> tuple[dict[str, float], str]:
-    """({tensor: sensitivity}, what it is from). See mix() for what `by` may be; tensors that it does not know get the
-    median of those it does."""
-    if by is None:
-        return dict.fromkeys(errors, 1.0), "error"
-    rows = getattr(by, "rows", by)
-    if isinstance(rows, Mapping):
-        found = {}
-        for name in errors:
-            for pattern, v in rows.items():
-                if fnmatch.fnmatchcase(name, pattern) or kind_of(name) == pattern:
-                    found[name] = float(v) ** 2
-                    break
-        title = "norms"
-    else:
-        found, title = _from_rows(list(rows), errors, tied), "sensitivity"
-    bad = [n for n, v in found.items() if not np.isfinite(v) or v < 0]
-    if bad:
-        raise ValueError(f"the sensitivity of {bad[0]} is {found[bad[0]]}: it must be finite and not negative")
-    if not found:
-        raise ValueError("by= names no tensor of this file")
-    middle = float(np.median(list(found.values())))
-    return {name: found.get(name, middle) for name in errors}, title
-
-
-def solve(costs: Sequence[np.ndarray], losses: Sequence[np.ndarray], budget: float) -> list[int]:
-    """For each tensor the index of its choice, such that the costs add up to at most `budget` and the losses to the
-    least. ValueError when even the cheapest choices cost more."""
+def solve(costs: Sequence[np.ndarray], expected: Sequence[np.ndarray], budget: float) -> list[int]:
+    """For each tensor the index of its choice, such that the costs add up to at most `budget` and the
+    expected losses to the least. ValueError when even the cheapest choices cost more."""
     least = sum(float(c.min()) for c in costs)
     if least > budget:
         raise ValueError(f"the least possible is {least:.6g}")
@@ -198,7 +92,7 @@ def solve(costs: Sequence[np.ndarray], losses: Sequence[np.ndarray], budget: flo
     step = room / STEPS or 1.0
     best = np.zeros(STEPS + 1)
     picks = []
-    for c, loss in zip(costs, losses):
+    for c, loss in zip(costs, expected):
         more = np.minimum(c - c.min(), room + 2 * step)  # what costs more is out of reach anyway
         extra = np.rint(more / step).astype(np.int64)
         total = np.full(STEPS + 1, np.inf)
@@ -232,7 +126,7 @@ def by_threshold(
     for name, t in source.tensors.items():
         if not recipes.is_quantized_here(name, t.shape):
             continue
-        found = [v for p, v in norms.items() if fnmatch.fnmatchcase(name, p) or kind_of(name) == p]
+        found = [v for p, v in norms.items() if fnmatch.fnmatchcase(name, p) or losses.kind_of(name) == p]
         if not found:
             raise ValueError(f"norms has no entry for {name}; add one, or '*' for the rest")
         recipe[name] = recipes.check_type(low if found[0] < threshold else high)
@@ -279,9 +173,9 @@ def mix(
     speed in tokens/s.
 
     source   the file that will be quantized, best in F16 or BF16
-    by       None: squared errors of all tensors count alike. A rooflm.Sensitivity or its rows ({tensor or kind, type,
-             kl_mean}): measured KL, the best there is. {tensor, pattern or kind: number}: norms, such as gradient
-             norms, whose squares weight the errors
+    by       A rooflm.Sensitivity or its rows ({tensor or kind, type, kl_mean}): measured KL, the best there is.
+             {tensor, pattern or kind: number}: norms of gradients, whose squares weight the mean squared errors. None:
+             errors by importance and by where a matrix stands; see rooflm.quantization.losses
     types    to choose from; default all quantized ones and F16
     imatrix  importance of columns, as rooflm.quantize takes it: give both the same
     gbs      for speed_tps: GB/s at which rows are read, one number or {type: number}. None measures each type, and then
@@ -304,15 +198,19 @@ def mix(
     if not names:
         raise ValueError(f"{g.path} has no matrix to quantize")
     importance, _ = as_importance(imatrix)
-    errors = _errors(g, names, [recipes.check_type(t) for t in types or TYPES], importance, rows)
-    empty = [n for n in names if not errors[n]]
+    fitting = [recipes.check_type(t) for t in types or TYPES]
+    errors = losses.measure(g, names, fitting, importance, rows, shape.tied)
+    weight, title = losses.sensitivities(by, errors, shape.tied, shape.n_layer)
+    uses = {n: losses.uses_of(n, shape.tied) for n in names}
+    choices = {n: list(errors[uses[n][0]].squared) for n in names}
+    empty = [n for n in names if not choices[n]]
     if empty:
         raise ValueError(f"none of these types fits the rows of {empty[0]}, {g.tensors[empty[0]].shape[-1]} values")
-    weight, title = sensitivities(by, errors, shape.tied)
-    choices = {n: list(errors[n]) for n in names}
     sizes = {n: np.array([_nbytes(g.tensors[n].shape, t) for t in choices[n]]) for n in names}
-    losses = [np.array([weight[n] * errors[n][t] for t in choices[n]]) for n in names]
-    kept = sum(t.nbytes for n, t in g.tensors.items() if n not in errors)
+    expected = [
+        np.array([sum(weight[u] * errors[u].squared[t] for u in uses[n]) for t in choices[n]]) for n in names
+    ]
+    kept = sum(t.nbytes for n, t in g.tensors.items() if n not in choices)
     values = sum(int(np.prod(t.shape)) for t in g.tensors.values())
     header = g.nbytes - sum(t.nbytes for t in g.tensors.values())
     read = {n: share_read(g, shape, n) for n in names}
@@ -333,7 +231,7 @@ def mix(
     if speed_tps is None and budget > 1.01 * high:
         reach = _reach(given[0], high, besides, kept, header, values)
         raise ValueError(f"{given[0]}={targets[given[0]]} is more than these types fill: the most is {reach}")
-    picked = solve(costs, losses, min(budget, high))
+    picked = solve(costs, expected, min(budget, high))
     if speed_tps is not None and gbs is None:
         # The rates are those of long rows in a row; a token of the mix itself, made in memory, shows the difference.
         trial = {n: choices[n][k] for n, k in zip(names, picked)}
@@ -341,15 +239,17 @@ def mix(
         if budget - besides < low:
             reach = _reach(given[0], low, besides, kept, header, values)
             raise ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
-        picked = solve(costs, losses, min(budget - besides, high))
+        picked = solve(costs, expected, min(budget - besides, high))
     chosen = {n: choices[n][k] for n, k in zip(names, picked)}
     nbytes = {n: int(sizes[n][k]) for n, k in zip(names, picked)}
-    table_rows = [
-        {"tensor": n, "type": chosen[n], "bits_per_weight": 8 * nbytes[n] / int(np.prod(g.tensors[n].shape)),
-         "nbytes": nbytes[n], "error": float(np.sqrt(errors[n][chosen[n]])), "sensitivity": weight[n],
-         "loss": float(loss[k])}
-        for n, loss, k in zip(names, losses, picked)
-    ]  # fmt: skip
+    table_rows = []
+    for n, loss, k in zip(names, expected, picked):
+        squared = errors[uses[n][-1]].squared[chosen[n]]
+        table_rows.append({
+            "tensor": n, "type": chosen[n], "bits_per_weight": 8 * nbytes[n] / int(np.prod(g.tensors[n].shape)),
+            "nbytes": nbytes[n], "error": float(np.sqrt(squared)),
+            "sensitivity": float(loss[k] / squared) if squared > 0 else weight[uses[n][-1]], "loss": float(loss[k]),
+        })  # fmt: skip
     total = sum(nbytes.values()) + kept
     seconds = besides + sum(float(c[k]) for c, k in zip(costs, picked)) if speed_tps is not None else None
     return Mix(
@@ -361,7 +261,7 @@ def mix(
         bits_per_weight=8 * total / values,
         bytes_per_token=kept + sum(read[n] * nbytes[n] for n in names),
         tps=1 / seconds if seconds else None,
-        loss=sum(r["loss"] for r in table_rows),
+        loss=sum(float(loss[k]) for loss, k in zip(expected, picked)),
     )
 
 

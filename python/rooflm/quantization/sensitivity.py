@@ -351,14 +351,15 @@ def _swaps(names: list[str], types: Sequence[Optional[str]], each: bool, kinds: 
     for n in names:
         groups.setdefault(KINDS[split_name(n)[1]], []).append(n)
     ordered = [(k, groups[k]) for k in ORDER if k in groups]
-    if kinds:
+    if kinds or not each:
         for t in types:
             for kind, members in ordered:
-                if len(members) > 1 or not each:
-                    yield Swap(kind, members, t, True)
+                yield Swap(kind, members, t, len(members) > 1 or not each)
     if not each:
         return
-    longest = max(len(members) for _, members in ordered)
+    if kinds:  # one matrix of a kind is measured already
+        ordered = [(kind, members) for kind, members in ordered if len(members) > 1]
+    longest = max((len(members) for _, members in ordered), default=0)
     for i in _spread(longest):
         for t in types:
             for kind, members in ordered:
