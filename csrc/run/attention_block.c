@@ -61,10 +61,20 @@ static void mask_row(float *s, size_t base, size_t lo, size_t hi) {
     for (size_t i = b; i < RL_PAGE_TOKENS; i++) s[i] = -INFINITY;
 }
 
+// One line of each 4 KB of a head of a page that is read after the next one: what the page table says is known by the
+// time that kernels prefetch it line by line.
+static void touch_page(const rl_kv_layer *l, size_t h, size_t page) {
+    if (page >= l->n_pages) return;
+    const uint8_t *k = l->slots[page].data + h * l->k.head, *v = l->slots[page].data + l->k.bytes + h * l->v.head;
+    for (size_t i = 0; i < l->k.head; i += 4096) __builtin_prefetch(k + i, 0, 2);
+    for (size_t i = 0; i < l->v.head; i += 4096) __builtin_prefetch(v + i, 0, 2);
+}
+
 static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
                        size_t h, size_t page, size_t rows, size_t n_tok) {
     const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
     rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
+    if (!c->blocked) touch_page(l, h, page + 2);
     if (c->blocked) {
         p->kload(&l->k, &head, local->kt);
         p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);

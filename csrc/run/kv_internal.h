@@ -10,9 +10,9 @@
 #include "kernels/attn.h"
 #include "run/kvcache.h"
 
-// One block of address space with a region of pages per layer. A cache owns one arena and takes its pages
-// from it; forks hold references to single pages, so the arena lives until its owner and the last of its
-// pages are gone.
+// One block of address space with a region of pages for each size of page: layers alike share one, so that what they
+// fill together becomes huge pages early. A cache owns one arena and takes its pages from it; forks hold references to
+// single pages, so the arena lives until its owner and the last of its pages are gone.
 typedef struct rl_region_pages {
     size_t offset, page_bytes; // in the block
     uint32_t id0, capacity;    // pages of this region are id0 .. id0 + capacity of the arena
@@ -26,8 +26,9 @@ typedef struct rl_arena {
     pthread_mutex_t lock;  // of the free lists and `open`
     bool open;             // the owner is there: freed pages can be handed out again
     uint8_t *base;
-    size_t bytes, n_layer;
+    size_t bytes, n_regions;
     rl_region_pages *regions;
+    size_t *region_of; // by layer
     atomic_uint *page_refs;
 } rl_arena;
 
@@ -59,6 +60,8 @@ void rl_kv_geometry(const rl_kv_config *c, size_t layer, rl_kv_layer *out);
 
 rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err);
 void rl_arena_close(rl_arena *a); // the owner leaves
+/// The region of page `id`.
+rl_region_pages *rl_arena_region(rl_arena *a, uint32_t id);
 /// A page of `layer`, zeroed; replaces kv->arena by a new one when forks still hold all of its pages.
 rl_status rl_page_alloc(rl_kv *kv, size_t layer, rl_slot *out, rl_err *err);
 void rl_page_hold(const rl_slot *s);

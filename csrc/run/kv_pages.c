@@ -19,8 +19,9 @@ static void arena_unref(rl_arena *a) {
     if (a->base) munmap(a->base, a->bytes);
     pthread_mutex_destroy(&a->lock);
     if (a->regions)
-        for (size_t i = 0; i < a->n_layer; i++) free(a->regions[i].free_ids);
+        for (size_t i = 0; i < a->n_regions; i++) free(a->regions[i].free_ids);
     free(a->regions);
+    free(a->region_of);
     free(a->page_refs);
     free(a);
 }
@@ -32,19 +33,25 @@ rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err) {
     atomic_init(&a->holders, 1);
     pthread_mutex_init(&a->lock, NULL);
     a->open = true;
-    a->n_layer = n_layer;
     a->regions = calloc(n_layer, sizeof *a->regions);
-    if (!a->regions) goto nomem;
+    a->region_of = calloc(n_layer, sizeof *a->region_of);
+    if (!a->regions || !a->region_of) goto nomem;
     for (size_t i = 0; i < n_layer; i++) {
+        size_t n = 0;
+        while (n < a->n_regions && a->regions[n].page_bytes != kv->layers[i].page_bytes) n++;
+        a->region_of[i] = n;
+        if (n == a->n_regions) a->n_regions++;
+        a->regions[n].page_bytes = kv->layers[i].page_bytes;
+        a->regions[n].capacity += (uint32_t)kv->layers[i].capacity; // all of them: checked by rl_kv_check_config
+    }
+    for (size_t i = 0; i < a->n_regions; i++) {
         rl_region_pages *r = &a->regions[i];
         r->offset = total;
-        r->page_bytes = kv->layers[i].page_bytes;
         r->id0 = (uint32_t)pages;
-        r->capacity = (uint32_t)kv->layers[i].capacity;
         r->free_ids = calloc(r->capacity, sizeof *r->free_ids);
         if (!r->free_ids) goto nomem;
         pages += r->capacity;
-        total += (r->page_bytes * r->capacity + sys - 1) / sys * sys; // checked by rl_kv_check_config
+        total += (r->page_bytes * r->capacity + sys - 1) / sys * sys; // checked, too
     }
     a->page_refs = calloc(pages, sizeof *a->page_refs);
     if (!a->page_refs) goto nomem;
@@ -63,7 +70,7 @@ rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err) {
     a->base = base;
     a->bytes = total;
 #ifdef MADV_NOHUGEPAGE
-    // A huge page would make the first token of each layer cost 2 MB: see huge_when_full. Failure changes nothing but
+    // A huge page would make the first token cost 2 MB: see huge_when_full. Failure changes nothing but
     // that.
     (void)madvise(base, total, MADV_NOHUGEPAGE);
 #endif
@@ -102,7 +109,7 @@ static void huge_when_full(const uint8_t *region, const uint8_t *data, size_t n)
 }
 
 static bool arena_take(rl_arena *a, size_t layer, rl_slot *out) {
-    rl_region_pages *r = &a->regions[layer];
+    rl_region_pages *r = &a->regions[a->region_of[layer]];
     bool recycled = false, found = true;
     uint32_t id = 0;
     pthread_mutex_lock(&a->lock);
@@ -150,13 +157,17 @@ static void discard(uint8_t *data, size_t n) {
     if (a < b) (void)madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
+rl_region_pages *rl_arena_region(rl_arena *a, uint32_t id) {
+    size_t i = 0;
+    while (i + 1 < a->n_regions && id >= a->regions[i + 1].id0) i++;
+    return &a->regions[i];
+}
+
 void rl_page_release(rl_slot *s) {
     rl_arena *a = s->arena;
     if (!a) return;
     if (atomic_fetch_sub_explicit(&a->page_refs[s->id], 1, memory_order_acq_rel) == 1) {
-        size_t i = 0;
-        while (i + 1 < a->n_layer && s->id >= a->regions[i + 1].id0) i++;
-        rl_region_pages *r = &a->regions[i];
+        rl_region_pages *r = rl_arena_region(a, s->id);
         pthread_mutex_lock(&a->lock);
         if (a->open)
             r->free_ids[r->n_free++] = s->id;

@@ -181,9 +181,7 @@ rl_kv_hold rl_kv_page_hold(const rl_kv *kv, size_t layer, size_t page) {
 void rl_kv_page_drop(rl_kv_hold *hold) {
     if (!hold->arena) return;
     rl_arena *a = hold->arena;
-    size_t i = 0;
-    while (i + 1 < a->n_layer && hold->id >= a->regions[i + 1].id0) i++;
-    const rl_region_pages *r = &a->regions[i];
+    const rl_region_pages *r = rl_arena_region(a, hold->id);
     rl_slot s = {a->base + r->offset + (size_t)(hold->id - r->id0) * r->page_bytes, a, hold->id};
     rl_page_release(&s);
     hold->arena = NULL;

@@ -114,15 +114,17 @@ void rl_attn_v_f32_tile_avx512(const rl_attn_v_args *a) {
 }
 void rl_attn_v_f16_tile_avx512(const rl_attn_v_args *a){BY_ROWS(v_rows, a, 1)}
 
-// exp for x <= 0 and NaN, within 2 units in the last place; 0 below -104.
+// exp for x <= 0, -inf and NaN: 2^f, |f| <= 1/2, by the minimax polynomial of relative error 1.1e-7. Rounding the
+// exponent to float adds |x| / 2^24, which is next to nothing of exp(x).
 INLINE __m512 exp16(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x); // the second operand when it is NaN
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-    __m512 y = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    y = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), y);
-    static const float c[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    __m512 p = _mm512_set1_ps(c[0]);
-    for (int i = 1; i < 8; i++) p = _mm512_fmadd_ps(p, y, _mm512_set1_ps(c[i]));
+    __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
+    __m512 f = _mm512_reduce_ps(y, 0), n = _mm512_sub_ps(y, f); // -inf: f is 0
+    __m512 p = _mm512_set1_ps(0x1.5bba14p-10f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.3cea88p-7f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6b752p-5f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebf9bcp-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e42ap-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, n);
 }
 
