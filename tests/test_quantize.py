@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +23,6 @@ from rooflm import _core
 from rooflm.cli import main
 from rooflm.quantization import quantize as module
 from rooflm.quantization import recipes
-
-GOLDEN = Path(__file__).parent / "golden" / "recipe_types.json"
 
 
 @pytest.fixture
@@ -63,42 +60,6 @@ def test_every_recipe_runs(tmp_path, source, recipe):
 
 def _plain(g):
     return {k: list(v) if hasattr(v, "__len__") and not isinstance(v, str) else v for k, v in g.metadata.items()}
-
-
-@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
-def test_types_are_those_of_llamacpp(model, request):
-    """The histogram by kind of tensor, for every named recipe, of the real models."""
-    with rooflm.GGUF(request.getfixturevalue(model)) as g:
-        shape = recipes.shape_of(g)
-        for recipe, theirs in json.loads(GOLDEN.read_text())[model].items():
-            wanted = recipes.named(recipe, shape)
-            ours = Counter()
-            for name, t in g.tensors.items():
-                kind = recipes.fitting(wanted[name], t.shape[-1]) if name in wanted else "F32"
-                ours[f"{recipes.LAYER.sub('', name)} {kind}"] += 1
-            assert dict(ours) == theirs, recipe
-
-
-@pytest.mark.parametrize("experts, gqa, expected", [
-    (0, 4, {"attn_v": "Q4_K", "attn_output": "Q3_K", "ffn_down": "Q3_K"}),
-    (0, 3, {"attn_v": "Q3_K", "attn_output": "Q3_K", "ffn_down": "Q3_K"}),
-    (8, 4, {"attn_v": "Q8_0", "attn_k": "Q8_0", "attn_output": "Q5_K", "ffn_down": "Q3_K"}),
-])  # fmt: skip
-def test_rules_that_the_real_models_do_not_meet(experts, gqa, expected):
-    exps = "_exps" if experts else ""
-    names = [f"blk.{i}.{p}.weight" for i in range(4) for p in ("attn_v", "attn_k", "attn_output", f"ffn_down{exps}")]
-    names += ["output.weight", "token_embd.weight", "blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight"]
-    s = recipes.Shape({n: (256, 256) for n in names}, 4, experts, gqa, False)
-    types = recipes.named("Q2_K", s)
-    assert "blk.0.ffn_gate_inp.weight" not in types and types["output.weight"] == "Q6_K"
-    assert types["token_embd.weight"] == "Q2_K"
-    for part, kind in expected.items():
-        assert {types[n] for n in names if recipes.part_of(n) == part} == {kind}, part
-    large = recipes.Shape({n: (256, 256) for n in names}, 80, 0, 8, False)
-    assert recipes.named("Q4_K_S", large)["blk.3.attn_v.weight"] == "Q5_K"
-    assert recipes.named("Q6_K", large)["blk.3.attn_v.weight"] == "Q6_K"
-    with_importance = recipes.named("Q4_0", s, importance=True)
-    assert all(with_importance[n] == "Q4_0" for n in names if "attn_v" in n and not experts)
 
 
 def test_patterns(tmp_path, source):

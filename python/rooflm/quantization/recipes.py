@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Iterable, Mapping, Optional, Union
 
@@ -18,10 +19,10 @@ from rooflm._keywords import suggestion
 # Recipe -> (its base type, the id that general.file_type has for it).
 NAMED = {
     "F32": ("F32", 0), "F16": ("F16", 1), "BF16": ("BF16", 32), "Q4_0": ("Q4_0", 2), "Q4_1": ("Q4_1", 3),
-    "Q5_0": ("Q5_0", 8), "Q5_1": ("Q5_1", 9), "Q8_0": ("Q8_0", 7), "Q2_K": ("Q2_K", 10), "Q3_K_S": ("Q3_K", 11),
-    "Q3_K_M": ("Q3_K", 12), "Q3_K_L": ("Q3_K", 13), "Q4_K_S": ("Q4_K", 14), "Q4_K_M": ("Q4_K", 15),
-    "Q5_K_S": ("Q5_K", 16), "Q5_K_M": ("Q5_K", 17), "Q6_K": ("Q6_K", 18), "IQ4_NL": ("IQ4_NL", 25),
-    "IQ4_XS": ("IQ4_XS", 30),
+    "Q5_0": ("Q5_0", 8), "Q5_1": ("Q5_1", 9), "Q8_0": ("Q8_0", 7), "Q2_K_S": ("Q2_K", 21), "Q2_K": ("Q2_K", 10),
+    "Q3_K_S": ("Q3_K", 11), "Q3_K_M": ("Q3_K", 12), "Q3_K_L": ("Q3_K", 13), "Q4_K_S": ("Q4_K", 14),
+    "Q4_K_M": ("Q4_K", 15), "Q5_K_S": ("Q5_K", 16), "Q5_K_M": ("Q5_K", 17), "Q6_K": ("Q6_K", 18),
+    "IQ4_NL": ("IQ4_NL", 25), "IQ4_XS": ("IQ4_XS", 30),
 }  # fmt: skip
 SHORT = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # names of types that mean a mixture
 
@@ -30,9 +31,15 @@ TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "
          "Q3_K", "Q2_K")  # fmt: skip
 FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
-# Matrices that stay as they are: small, or read in a way that no quantized kernel serves.
-KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", "*ffn_gate_inp_shexp.weight", "*ssm_conv1d.weight", "*attn_rel_b*",
-        "token_types.weight", "position_embd.weight", "*_norm_*")  # fmt: skip
+# Matrices that stay as they are, by a piece of their name: small, or read in a way that no quantized kernel serves.
+KEPT = ("_norm.weight", "ffn_gate_inp", "altup", "laurel", "per_layer_model_proj", "ssm_conv1d", "attn_rel_b.weight",
+        "shortconv.conv.weight", "token_types.weight", "position_embd", "time_mix_first", "time_mix_w0", "time_mix_w1",
+        "time_mix_w2", "time_mix_v0", "time_mix_v1", "time_mix_v2", "time_mix_a0", "time_mix_a1", "time_mix_a2",
+        "time_mix_g1", "time_mix_g2", "time_mix_decay_w", "time_mix_lerp_fused")  # fmt: skip
+EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+# What the rules of the mixtures call a matrix, by the first piece that its name has.
+ROLES = {"attn_qkv.weight": "attn_v", "attn_kv_b.weight": "attn_v", "attn_v.weight": "attn_v",
+         "attn_k.weight": "attn_k", "attn_output.weight": "attn_output", "ffn_down": "ffn_down"}  # fmt: skip
 
 LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -64,10 +71,11 @@ def shape_of(source: _core.GGUF) -> Shape:
 
 
 def is_quantized_here(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a recipe may change this tensor: a matrix of weights."""
-    if len(shape) < 2 or not name.endswith("weight"):
-        return False
-    return not any(fnmatch.fnmatchcase(name, pattern) for pattern in KEPT)
+    """Whether a recipe may change this tensor: a matrix of weights. A single row is a vector."""
+    rows = 1
+    for n in shape[:-1]:
+        rows *= n
+    return rows > 1 and name.endswith("weight") and not any(piece in name for piece in KEPT)
 
 
 def fitting(type: str, n: int) -> str:
@@ -83,12 +91,14 @@ def more_bits(i: int, n: int) -> bool:
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
-def _mixture(name: str, base: str, part: str, i: int, n: int, s: Shape, importance: bool) -> str:
-    """Type of a matrix of layer i (of n layers that have one) in a named mixture."""
+def _mixture(name: str, base: str, role: str, i: int, n: int, s: Shape, importance: bool) -> str:
+    """Type of a matrix in a named mixture. i, n: it is the i-th of n with this role, or belongs to layer i of n."""
     first = i < n // 8
-    if part == "attn_v":
+    if role == "attn_v":
         if name == "Q2_K":
             type = "Q4_K" if s.gqa >= 4 else "Q3_K"
+        elif name == "Q2_K_S" and s.gqa >= 4:
+            type = "Q4_K"
         elif name == "Q3_K_M":
             type = "Q5_K" if i < 2 else "Q4_K"
         elif name == "Q3_K_L" or (name in ("IQ4_NL", "IQ4_XS") and s.gqa >= 4):
@@ -99,12 +109,12 @@ def _mixture(name: str, base: str, part: str, i: int, n: int, s: Shape, importan
             type = "Q5_K"
         else:
             type = base
-        if s.n_layer == 80 and s.gqa == 8 and type in ("Q3_K", "Q4_K"):  # a 70B: small, as eight heads share it
+        if s.n_layer == 80 and s.gqa > 1 and type in ("Q3_K", "Q4_K"):  # a 70B: small, as several heads share it
             type = "Q5_K"
         return "Q8_0" if s.n_expert == 8 else type
-    if part == "attn_k":
+    if role == "attn_k":
         return "Q8_0" if s.n_expert == 8 else base
-    if part == "ffn_down":
+    if role == "ffn_down":
         if name == "Q2_K":
             return "Q3_K"
         if name == "Q3_K_M":
@@ -113,18 +123,18 @@ def _mixture(name: str, base: str, part: str, i: int, n: int, s: Shape, importan
             return "Q5_K"
         if name in ("Q4_K_M", "Q5_K_M") and more_bits(i, n):
             return "Q6_K"
+        if first and name == "Q2_K_S":
+            return "Q4_K"
         if first and (name == "Q4_K_S" or (name in ("IQ4_NL", "IQ4_XS") and not importance)):
             return "Q5_K"
         if first and name in ("Q4_0", "Q5_0") and importance:
             return name[:3] + "1"
         return base
-    if part == "attn_output":
+    if role == "attn_output":
         if s.n_expert == 8:
             low = name in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")
             return "Q5_K" if low else base
         return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(name, base)
-    if part == "attn_qkv":
-        return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(name, base)
     return base
 
 
@@ -146,23 +156,26 @@ def named(name: str, shape: Shape, importance: bool = False) -> dict[str, str]:
     wanted = {t: base for t, dims in shape.tensors.items() if is_quantized_here(t, dims)}
     if base in ("F32", "F16", "BF16"):
         return wanted
-    layers_with: dict[str, list[int]] = {}
-    for t in wanted:
-        m = LAYER.match(t)
-        if m:
-            layers_with.setdefault(part_of(t), []).append(int(m.group(1)))
-    for t in wanted:
-        m = LAYER.match(t)
-        if t == "output.weight" or (shape.tied and t == "token_embd.weight"):
+    roles = {t: next((r for piece, r in ROLES.items() if piece in t), "") for t in wanted}
+    total = Counter(roles.values())
+    seen: Counter[str] = Counter()
+    for t in sorted(wanted, key=lambda t: (layer_of(t), t)):
+        if t == "output.weight" or (shape.tied and t in EMBEDDINGS):
             fits = shape.tensors[t][-1] % _core._type_info(base)[1] == 0
             wanted[t] = "Q8_0" if base == "Q8_0" or not fits else "Q6_K"
-        elif m:
-            part = part_of(t)
-            order = sorted(layers_with[part])
-            i = int(m.group(1)) if shape.n_expert > 1 else order.index(int(m.group(1)))
-            n = shape.n_layer if shape.n_expert > 1 else len(order)
-            wanted[t] = _mixture(name, base, part, i, n, shape, importance)
+        elif roles[t]:
+            i, n = seen[roles[t]], total[roles[t]]
+            if roles[t] == "ffn_down":  # counted against all layers, and in a mixture of experts by the layer itself
+                i, n = layer_of(t) if shape.n_expert > 1 else i, shape.n_layer
+            wanted[t] = _mixture(name, base, roles[t], i, n, shape, importance)
+            seen[roles[t]] += 1
     return wanted
+
+
+def layer_of(tensor: str) -> int:
+    """Number of its layer, -1 where it belongs to none."""
+    m = LAYER.match(tensor)
+    return int(m.group(1)) if m else -1
 
 
 def part_of(tensor: str) -> str:
