@@ -149,6 +149,10 @@ INLINE void mul(const rl_tile *w, const void *panels, size_t n_tok, size_t klen,
 
 #define ALL_TILE_MULS(ISA)                                                                                             \
     MUL(u8b128_g32_q8, ISA, 0, 32, 1, 0)                                                                               \
+    SMALL_TILE_MULS(ISA)
+
+// Without the layout whose products may not fit 16 bits in pairs.
+#define SMALL_TILE_MULS(ISA)                                                                                           \
     MUL(u5_g32_min_q8, ISA, 0, 32, 0, 1)                                                                               \
     MUL(u6b32_g16_q8, ISA, 0, 16, 1, 0)                                                                                \
     MUL(u5_g16_min_q8, ISA, 0, 16, 0, 1)                                                                               \

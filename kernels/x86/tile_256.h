@@ -24,3 +24,6 @@ static inline __attribute__((always_inline)) __m256i spread_x(const void *p) { /
     memcpy(&v, p, 4);
     return _mm256_set1_epi32(v);
 }
+
+// Keeps a running sum in its register: compilers otherwise turn long integer sums into trees, and spill.
+#define KEEP(x) __asm__("" : "+x"(x))

@@ -13,17 +13,14 @@
 #define sum8 avx2_sum8
 #define sum16 avx2_sum16
 
-// Keeps a running sum in its register: compilers otherwise turn long integer sums into trees, and spill.
-#define KEEP(x) __asm__("" : "+x"(x))
-
 #define TOKENS _Pragma("GCC unroll 6") for (int t = 0; t < nt; t++)
 
 // Bytes of up to 6 bits: 16-bit sums of `chunk` steps, widened by a multiplication with 1.
 //   bits 5: 4 steps, 4 * 2 * 31 * 127 = 31,496
 //   bits 6: 2 steps, 2 * 2 * 63 * 127 = 32,004
 // Both below 32,767.
-static inline __attribute__((always_inline)) void small_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
-                                                             int steps, int nt, int bits) {
+static inline __attribute__((always_inline)) void avx2_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
+                                                            int steps, int nt, int bits) {
     const __m256i one = _mm256_set1_epi16(1);
     const int chunk = bits == 5 ? 4 : 2;
 #pragma GCC unroll 4
@@ -43,39 +40,6 @@ static inline __attribute__((always_inline)) void small_sum8(__m256i acc[][NR], 
             KEEP(acc[t][0]);
         }
     }
-}
-
-// Bytes of 8 bits, as two halves of 4: 8 steps of either reach 8 * 2 * 15 * 127 = 30,480.
-static inline __attribute__((always_inline)) void full_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
-                                                            int steps, int nt) {
-    const __m256i one = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    __m256i lo[NT_MAX], hi[NT_MAX];
-#pragma GCC unroll 8
-    for (int i = 0; i < steps; i++, w += 128, x += 24) {
-        __m256i v = load_w(w), l = _mm256_and_si256(v, low), h = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
-        TOKENS {
-            __m256i q = spread_x(x + 4 * t);
-            __m256i a = _mm256_maddubs_epi16(l, q), b = _mm256_maddubs_epi16(h, q);
-            lo[t] = i ? _mm256_add_epi16(lo[t], a) : a;
-            hi[t] = i ? _mm256_add_epi16(hi[t], b) : b;
-            KEEP(lo[t]);
-            KEEP(hi[t]);
-        }
-    }
-    const __m256i sixteen = _mm256_slli_epi16(one, 4);
-    TOKENS {
-        acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(lo[t], one));
-        acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(hi[t], sixteen));
-    }
-}
-
-static inline __attribute__((always_inline)) void avx2_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
-                                                            int steps, int nt, int bits) {
-    if (bits < 8) {
-        small_sum8(acc, w, x, steps, nt, bits);
-        return;
-    }
-    full_sum8(acc, w, x, steps, nt);
 }
 
 // 16-bit activations: bytes 0 and 2, then 1 and 3 of each group widened. 32 columns reach at most
@@ -101,7 +65,7 @@ static inline __attribute__((always_inline)) void avx2_sum16(__m256i acc[][NR], 
 
 #include "kernels/tile_mul_body.h"
 
-ALL_TILE_MULS(avx2)
+SMALL_TILE_MULS(avx2) // bytes of 8 bits with 8-bit activations: tile_mul_signs_avx2.c
 
 void rl_tile_mul_f32_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
     const rl_ftile *w = tile;

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tile multiply with AVX2 for bytes of 8 bits. vpmaddubsw takes unsigned times signed bytes and saturates where
+// two products pass 16 bits, as (q + 128) * x does. |q| * x does not, if x takes the sign of q: by vpsignb, which
+// competes with the multiplications for their two ports of a Zen core, or by inverting the bits of x where q < 0,
+// which may go to any port and makes x to -x - 1. What that is too little, |q| for each negative q, does not depend on
+// x and is where the sums begin. So one tile is split into magnitudes and masks, once for all tokens.
+#if !defined(__AVX2__) || !defined(__FMA__)
+#error "compile this file with the flags of its tier"
+#endif
+#include "kernels/tile.h"
+#include "kernels/x86/tile_256.h"
+
+#if defined(__FAST_MATH__)
+#error "the tile kernels rely on the order of float operations"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define STEPS (RL_TILE_K / 4)
+
+typedef struct {
+    struct {
+        uint8_t size[RL_TILE_ROWS][4]; // |q|
+        uint8_t mask[RL_TILE_ROWS][4]; // 255 where q < 0
+    } step[STEPS];
+    int32_t start[RL_TILE_K / 32][RL_TILE_ROWS]; // sum of |q| over the negative q of 32 columns
+} signs;
+
+static void split(const rl_tile *w, size_t klen, signs *s) {
+    const __m256i zero = _mm256_setzero_si256(), bias = _mm256_set1_epi8((char)128), one = _mm256_set1_epi16(1);
+    for (size_t r = 0; r < RL_TILE_ROWS; r += LANES)
+        for (size_t b = 0; b < klen / 32; b++) {
+            __m256i pairs = zero; // at most 8 * 2 * 128
+            for (size_t k = 8 * b; k < 8 * b + 8; k++) {
+                __m256i q = _mm256_xor_si256(load_w(w->q[k][r]), bias), size = _mm256_abs_epi8(q);
+                __m256i mask = _mm256_cmpgt_epi8(zero, q);
+                _mm256_store_si256((__m256i *)(void *)s->step[k].size[r], size);
+                _mm256_store_si256((__m256i *)(void *)s->step[k].mask[r], mask);
+                // The signed operand is -1 where q < 0.
+                pairs = _mm256_sub_epi16(pairs, _mm256_maddubs_epi16(size, mask));
+            }
+            _mm256_store_si256((__m256i *)(void *)s->start[b] + r / LANES, _mm256_madd_epi16(pairs, one));
+        }
+}
+
+// 8 rows by nt tokens. A sum of two products lies between -2 * 128 * 128, which 16 bits hold, and 2 * 128 * 127.
+INLINE void block(const rl_tile *w, const signs *s, size_t r0, const rl_panel8 *p, int nt, size_t klen, float *c) {
+    const __m256i one = _mm256_set1_epi16(1);
+    __m256 acc[RL_PANEL];
+#define TOKENS _Pragma("GCC unroll 6") for (int t = 0; t < nt; t++)
+    TOKENS acc[t] = v_loadf(c + (size_t)t * RL_TILE_ROWS);
+    for (size_t b = 0; b < klen / 32; b++) {
+        __m256i sum[RL_PANEL];
+        TOKENS sum[t] = _mm256_load_si256((const __m256i *)(const void *)(s->start[b] + r0));
+#pragma GCC unroll 8
+        for (size_t k = 8 * b; k < 8 * b + 8; k++) {
+            __m256i size = load_w(s->step[k].size[r0]), mask = load_w(s->step[k].mask[r0]);
+            TOKENS {
+                __m256i x = _mm256_xor_si256(spread_x(p->q[k][t]), mask);
+                sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), one));
+                KEEP(sum[t]);
+            }
+        }
+        __m256 d = v_loadf(w->d[b] + r0);
+        TOKENS acc[t] = v_fma(v_mul(v_cvt(sum[t]), d), v_set1f(p->d[b][t]), acc[t]);
+    }
+    TOKENS v_storef(c + (size_t)t * RL_TILE_ROWS, acc[t]);
+#undef TOKENS
+}
+
+void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
+    const rl_tile *w = tile;
+    const rl_panel8 *p = panels;
+    _Alignas(64) signs s;
+    split(w, klen, &s);
+    for (size_t tok = 0; tok < n_tok; tok += RL_PANEL, p++)
+        for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += LANES) {
+            float *out = c + tok * RL_TILE_ROWS + r0;
+            switch (n_tok - tok) {
+            case 1:
+                block(w, &s, r0, p, 1, klen, out);
+                break;
+            case 2:
+                block(w, &s, r0, p, 2, klen, out);
+                break;
+            case 3:
+                block(w, &s, r0, p, 3, klen, out);
+                break;
+            case 4:
+                block(w, &s, r0, p, 4, klen, out);
+                break;
+            case 5:
+                block(w, &s, r0, p, 5, klen, out);
+                break;
+            default:
+                block(w, &s, r0, p, 6, klen, out);
+            }
+        }
+}
