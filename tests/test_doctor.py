@@ -282,6 +282,14 @@ def test_facts_of_earlier_releases_lack_it(model, root):
     assert d.token_time is None and d.where_time_goes() == "" and d.summary() in repr(d)
 
 
+@pytest.mark.parametrize(("threads", "cost"), [(2, 2.0), (1, 1.1)])
+def test_neighbours_cost_the_cpus_that_are_needed(model, root, threads, cost):
+    facts = json.loads(json.dumps(run(model, root).facts))
+    facts["system"].update(others_busy=0.5, steal=0.0, wait_share=0.01)
+    facts["machine"]["allowed_cpus"], facts["ran"]["threads"] = [0, 1], threads
+    assert named_first(rooflm.doctor(facts=facts), "background").factor == pytest.approx(cost)
+
+
 # --- what a system does not show --------------------------------------------------------------------------------
 
 

@@ -184,7 +184,8 @@ def frequency(f: dict[str, Any]) -> Finding:
 
 
 def background(f: dict[str, Any]) -> Finding:
-    """Time the threads waited for a CPU, or else the CPU time that others took, as lost time."""
+    """Time the threads waited for a CPU, or else what others left of the CPUs that the threads need, as lost time. Others
+    on CPUs that no thread needs still take their share of the memory, so they are named, at the least cost."""
     s, n = f["system"], f["ran"]["threads"]
     room = len(f["machine"]["allowed_cpus"])
     other, steal, wait = s["others_busy"], s["steal"], s["wait_share"]
@@ -201,7 +202,8 @@ def background(f: dict[str, Any]) -> Finding:
         return Finding("background", 1.0, evidence, "", "speed")
     if s.get("running"):
         evidence += f"; running: {', '.join(s['running'])}"
-    lost = max(other or 0.0, steal or 0.0, wait or 0.0 if n <= room else 0.0)
+    left = room * (1 - (other or 0.0) - (steal or 0.0)) / min(n, room)
+    lost = max(1 - left, wait or 0.0 if n <= room else 0.0)
     step = "stop what else runs, or leave it a core (threads=), then measure again"
     return Finding("background", max(NAMED, 1 / (1 - min(lost, 0.9))), evidence, step, "speed")
 
