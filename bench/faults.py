@@ -78,7 +78,7 @@ def swap(model: Path, scratch: Path) -> Iterator[Options]:
     page = os.sysconf("SC_PAGE_SIZE")
 
     def push() -> None:
-        while not stop.wait(0.02):
+        while not stop.wait(0.1):
             for a in read_arrays(loaded):
                 first = -(-a.ctypes.data // page) * page
                 n = (a.ctypes.data + a.nbytes - first) // page * page
@@ -88,7 +88,7 @@ def swap(model: Path, scratch: Path) -> Iterator[Options]:
     thread = threading.Thread(target=push)
     thread.start()
     try:
-        yield {"model": loaded}
+        yield {"model": loaded, "gen": 4}
     finally:
         stop.set()
         thread.join()

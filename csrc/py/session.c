@@ -285,44 +285,6 @@ static PyObject *take_inputs(py_session *self, PyObject *unused) {
     return r;
 }
 
-static PyObject *trace_start(py_session *self, PyObject *arg) {
-    Py_ssize_t cap = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
-    if (cap < 1) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a trace keeps at least one event");
-        return NULL;
-    }
-    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
-    PyMem_RawFree(self->trace.events);
-    self->trace = (rl_trace){.events = PyMem_RawCalloc((size_t)cap, sizeof(rl_trace_event)), .cap = (size_t)cap};
-    rl_py_session_leave(self);
-    if (!self->trace.events) return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
-// ([(layer or None, operation, t0_ns, t1_ns, wait_ns, tokens, position, experts)], dropped); the trace ends.
-static PyObject *trace_take(py_session *self, PyObject *unused) {
-    (void)unused;
-    if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < self->trace.n; i++) {
-        const rl_trace_event *e = &self->trace.events[i];
-        PyObject *layer = e->layer == UINT16_MAX ? Py_NewRef(Py_None) : PyLong_FromLong(e->layer);
-        PyObject *row = layer
-                            ? Py_BuildValue("(NsKKIIIH)", layer, rl_op_name((rl_op)e->op), (unsigned long long)e->t0_ns,
-                                            (unsigned long long)e->t1_ns, e->wait_ns, e->n_tok, e->pos0, e->n_experts)
-                            : NULL;
-        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
-        Py_XDECREF(row);
-    }
-    PyObject *result = list ? Py_BuildValue("(Nn)", list, (Py_ssize_t)self->trace.dropped) : NULL;
-    if (result) {
-        PyMem_RawFree(self->trace.events);
-        self->trace = (rl_trace){0};
-    }
-    rl_py_session_leave(self);
-    return result;
-}
-
 static void collect_op(void *arg, int layer, const char *op, const rl_weight *w, const rl_kernel *k) {
     PyObject **list = arg;
     if (!*list) return;
@@ -541,8 +503,9 @@ static PyMethodDef session_methods[] = {
     {"_take_taps", (PyCFunction)take_taps, METH_NOARGS, "_take_taps($self, /)\n--\n\n"},
     {"_collect_inputs", (PyCFunction)collect_inputs, METH_O, "_collect_inputs($self, on, /)\n--\n\n"},
     {"_take_inputs", (PyCFunction)take_inputs, METH_NOARGS, "_take_inputs($self, /)\n--\n\n"},
-    {"_trace_start", (PyCFunction)trace_start, METH_O, "_trace_start($self, capacity, /)\n--\n\n"},
-    {"_trace_take", (PyCFunction)trace_take, METH_NOARGS, "_trace_take($self, /)\n--\n\n"},
+    {"_trace_start", (PyCFunction)rl_py_trace_start, METH_O, "_trace_start($self, capacity, /)\n--\n\n"},
+    {"_trace_take", (PyCFunction)rl_py_trace_take, METH_NOARGS, "_trace_take($self, /)\n--\n\n"},
+    {"_trace_rows", rl_py_trace_rows, METH_O | METH_STATIC, "_trace_rows(raw, /)\n--\n\n"},
     {"kernels", (PyCFunction)session_kernels, METH_VARARGS,
      "kernels($self, n_tokens=1, /)\n--\n\nPer matrix, the kernel that multiplies n_tokens tokens: a list of {'layer', "
      "'op', 'type', 'kernel', 'isa', 'tensor'}."},

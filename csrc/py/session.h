@@ -57,6 +57,14 @@ PyObject *rl_py_take_inputs(py_session *s);
 void rl_py_collect_attach(py_session *s, rl_eval *ev);
 void rl_py_collected_free(struct rl_collected *c);
 
+// trace.c
+/// Keeps so many events of the evaluations from now on.
+PyObject *rl_py_trace_start(py_session *s, PyObject *capacity);
+/// (the events as bytes, the different numbers of tokens among them, how many were dropped); the trace ends.
+PyObject *rl_py_trace_take(py_session *s, PyObject *unused);
+/// [(layer or None, operation, t0_ns, t1_ns, wait_ns, tokens, position, experts)] of these bytes.
+PyObject *rl_py_trace_rows(PyObject *unused, PyObject *raw);
+
 // session_eval.c
 int rl_py_session_eval_init(void);
 /// Token ids as a new one-dimensional int32 array, or NULL with an exception set.

@@ -91,7 +91,8 @@ class Trace:
         self._capacity = capacity
         self._model, self._threads, self._isa = session.model, session.n_threads, session.isa
         self._costs = Costs(session)
-        self.events: list[TraceEvent] = []
+        self._raw = b""
+        self._events: Optional[list[TraceEvent]] = None
         self.spans: list[Span] = []
         self.dropped = 0
         self._roofs: Optional[Roofs] = None
@@ -112,10 +113,16 @@ class Trace:
         self._session._tracer = None
         if self._session._open is None:
             return
-        rows, self.dropped = self._session._c._trace_take()
-        self.events = [TraceEvent(*row) for row in rows]
-        for n in {e.n_tokens for e in self.events}:
+        self._raw, token_counts, self.dropped = self._session._c._trace_take()
+        self._events = None
+        for n in token_counts:
             self._costs.learn(self._session, n)
+
+    @property
+    def events(self) -> list[TraceEvent]:
+        if self._events is None:  # made when somebody looks: ending a trace in the middle of an answer must be cheap
+            self._events = [TraceEvent(*row) for row in _core.Session._trace_rows(self._raw)]
+        return self._events
 
     def span(self, name: str) -> ContextManager[None]:
         """Context manager: records the block under this name. A name of STAGES counts as that stage."""

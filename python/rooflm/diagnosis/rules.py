@@ -184,8 +184,8 @@ def frequency(f: dict[str, Any]) -> Finding:
 
 
 def background(f: dict[str, Any]) -> Finding:
-    """Time the threads waited for a CPU, or else what others left of the CPUs that the threads need, as lost time. Others
-    on CPUs that no thread needs still take their share of the memory, so they are named, at the least cost."""
+    """Time the threads waited for a CPU, or else what others took of the CPUs that the threads need, as lost time.
+    Others on CPUs that no thread needs take their share of the memory, so they are named as well, at the least cost."""
     s, n = f["system"], f["ran"]["threads"]
     room = len(f["machine"]["allowed_cpus"])
     other, steal, wait = s["others_busy"], s["steal"], s["wait_share"]
