@@ -193,6 +193,44 @@ def test_tables_add_up():
     assert len(frame) == len(tr.events) and frame.nbytes.sum() == pytest.approx(sum(r["bytes"] for r in tr.by_op()))
 
 
+def low_and_high(read_gbs, monkeypatch):
+    """Reads that find these rates in turn, and arithmetic that limits nothing."""
+    found = iter(read_gbs)
+    monkeypatch.setattr(_core, "read_bandwidth", lambda *a, **k: {"gbs": next(found)})
+    monkeypatch.setattr("rooflm.tracing.peak_gops", lambda threads, isa: {"int8": 1e9, "int16": 1e9, "f32": 1e9})
+
+
+def short_trace():
+    m = rooflm.Model(golden("llama").path)
+    with m.session(n_ctx=64, n_threads=1) as s, s.trace() as tr:
+        s.eval([3, 4, 5])
+        s.eval([6])
+    return tr
+
+
+def test_roofs_lower_than_the_work_are_read_again_then_doubted(monkeypatch):
+    tr = short_trace()
+    low_and_high([1e-6, 2e-6, 1e6], monkeypatch)
+    assert tr.roofs.read_gbs == 1e6 and tr.doubts == [] and tr.to_dict()["reliable"] is True
+    tr = short_trace()
+    low_and_high([1e-6, 3e-6, 2e-6], monkeypatch)
+    assert tr.roofs.read_gbs == 3e-6
+    (doubt,) = tr.doubts
+    assert "ran above their roof" in doubt and "s after the trace ended" in doubt and doubt in repr(tr)
+    record = tr.to_dict()
+    assert record["reliable"] is False and record["doubts"] == [doubt] and doubt in tr._repr_html_()
+    tr.roofs = Roofs(1e-6, {"int8": 1e9, "int16": 1e9, "f32": 1e9}, 1, "ref")
+    assert "the roofs were given" in tr.doubts[0]
+
+
+def test_dropped_events_are_a_doubt(monkeypatch):
+    m = rooflm.Model(golden("llama").path)
+    with m.session(n_ctx=64, n_threads=1) as s, s.trace(capacity=5) as tr:
+        s.eval([3])
+    tr.roofs = Roofs(1e6, {"int8": 1e9, "int16": 1e9, "f32": 1e9}, 1, "ref")
+    assert len(tr.doubts) == 1 and f"{tr.dropped} events were dropped" in tr.doubts[0]
+
+
 def test_roofs_of_this_machine_are_measured():
     m = rooflm.Model(golden("llama").path)
     with m.session(n_ctx=64, n_threads=1) as s:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, NamedTuple, Optional, Union
 
 from rooflm import _core
-from rooflm._costs import Cost, Costs
+from rooflm._costs import MATRICES, Cost, Costs
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
 from rooflm.device.roofline import Roofs, peak_gops, roofline
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rooflm.model import Session
 
 SCHEMA = 1
+ROOF_READS = 3
+ABOVE = 1.02  # of a roof: more than clocks and rounding explain
 PHASES = (None, "prefill", "decode")
 
 # What generate() and chat() pass through, in this order, plus the evaluations after the first token. "render" is the
@@ -82,6 +84,7 @@ class Trace:
     roofs    the limits that operations are held against: the best read of the model's own bytes and the peaks of
              arithmetic, with the session's threads and tier. Measured when first asked for, which takes some tenths of
              a second; may be set to the Roofs of another machine.
+    doubts   why shares of the roof are not to be trusted: what was faster than its roof, events that were dropped
 
     Costs: see _costs.py. Tracing takes two clock reads per operation, under 2 % of a token's time; off, nothing.
     """
@@ -96,6 +99,7 @@ class Trace:
         self.spans: list[Span] = []
         self.dropped = 0
         self._roofs: Optional[Roofs] = None
+        self._roofs_ns: Optional[int] = None  # when they were measured; None where they were given
 
     def __enter__(self) -> Trace:
         if self._session._tracer is not None:
@@ -135,14 +139,44 @@ class Trace:
         if self._roofs is None:
             from rooflm.measuring.ceilings import read_arrays
 
-            arrays = read_arrays(self._model)
-            read = _core.read_bandwidth(arrays, threads=self._threads, passes=5, isa=self._isa)
-            self._roofs = Roofs(read["gbs"], peak_gops(self._threads, self._isa), self._threads, self._isa)
+            arrays, read = read_arrays(self._model), 0.0
+            self._roofs_ns = time.monotonic_ns()
+            for _ in range(ROOF_READS):  # a read that is slower than the work was is not the best one
+                got = _core.read_bandwidth(arrays, threads=self._threads, passes=5, isa=self._isa)
+                read = max(read, float(got["gbs"]))
+                self._roofs = Roofs(read, peak_gops(self._threads, self._isa), self._threads, self._isa)
+                if not any(r["bound"] == "memory" for r in self._above_roof()):
+                    break
+            assert self._roofs is not None
         return self._roofs
 
     @roofs.setter
     def roofs(self, value: Roofs) -> None:
-        self._roofs = value
+        self._roofs, self._roofs_ns = value, None
+
+    def _above_roof(self) -> list[dict[str, Any]]:
+        """Matrices of a phase that were faster than the limit they are held against. Their bytes are those that the
+        roof was read from, so a cache is no excuse."""
+        rows = [{"phase": p, **r} for p in PHASES[1:] for r in self.by_op(p) if r["op"] in MATRICES]
+        return [r for r in rows if (r["roof_share"] or 0.0) > ABOVE]
+
+    @property
+    def doubts(self) -> list[str]:
+        found = [f"{self.dropped} events were dropped: give the trace a larger capacity"] if self.dropped else []
+        above = self._above_roof()
+        if above:
+            most = max(above, key=lambda r: float(r["roof_share"]))
+            found.append(
+                f"{len(above)} of the operations ran above their roof, {most['phase']} {most['op']} at "
+                f"{most['roof_share']:.2f} of it ({most['bound']}): {self._why_low()}"
+            )
+        return found
+
+    def _why_low(self) -> str:
+        if self._roofs_ns is None or not self.events:
+            return "the roofs were given, not measured with it"
+        later = (self._roofs_ns - self.events[-1].end_ns) * 1e-9
+        return f"the roofs were measured {later:.1f} s after the trace ended, when the machine was slower; trace again"
 
     def cost(self, event: TraceEvent) -> Cost:
         """Bytes, operations and kind of operands of one event."""
@@ -229,6 +263,7 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Record of the whole trace, ready for JSON; events themselves are in to_pandas() and to_chrome()."""
+        doubts = self.doubts
         return {
             "schema": SCHEMA,
             "roofs": self.roofs.to_dict(),
@@ -237,6 +272,8 @@ class Trace:
             "by_layer": self.by_layer(),
             "stages": self.stages(),
             "dropped": self.dropped,
+            "doubts": doubts,
+            "reliable": not doubts,
         }
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -270,10 +307,10 @@ class Trace:
         return table(*self._shown(phase))
 
     def __repr__(self) -> str:
-        return self.text()
+        return "\n".join([self.text(), *self.doubts])
 
     def _repr_html_(self) -> str:
-        return html_table(*self._shown())
+        return html_table(*self._shown()) + "".join(f"<p>{d}</p>" for d in self.doubts)
 
     def _shown(self, phase: Optional[str] = None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         rows = [

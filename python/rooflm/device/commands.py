@@ -84,6 +84,8 @@ def trace(args: argparse.Namespace) -> int:
     roofs = tr.roofs
     peaks = ", ".join(f"{kind} {show(v)}" for kind, v in roofs.gops.items())
     print(f"roofs: {show(roofs.read_gbs)} GB/s, G operations/s: {peaks}; {roofs.threads} threads, {roofs.isa}")
+    for doubt in tr.doubts:
+        print(f"not reliable: {doubt}")
     return 0
 
 
