@@ -106,18 +106,20 @@ void rl_attn_v_f32_tile_avx2(const rl_attn_v_args *a) {
 }
 void rl_attn_v_f16_tile_avx2(const rl_attn_v_args *a){BY_ROWS(v_rows, a, 1)}
 
-// exp for x <= 0 and NaN, within 2 units in the last place; 0 below -87.
+// exp for x <= 0, -inf and NaN: 2^n * 2^f, |f| <= 1/2, as in attn_float_avx512.c; 0 below -88.
 INLINE __m256 exp8(__m256 x) {
-    __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ);
-    x = _mm256_max_ps(_mm256_set1_ps(-87.0f), x); // the second operand when it is NaN
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), 8);
-    __m256 y = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    y = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), y);
-    static const float c[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    __m256 p = _mm256_set1_ps(c[0]);
-    for (int i = 1; i < 8; i++) p = _mm256_fmadd_ps(p, y, _mm256_set1_ps(c[i]));
-    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
+    const __m256 log2e = _mm256_set1_ps(1.44269504f), magic = _mm256_set1_ps(0x1.8p23f);
+    x = _mm256_max_ps(_mm256_set1_ps(-88.0f), x); // the second operand when it is NaN
+    __m256 t = _mm256_fmadd_ps(x, log2e, magic), n = _mm256_sub_ps(t, magic), f = _mm256_fmsub_ps(x, log2e, n);
+    __m256 p = _mm256_set1_ps(0x1.5bba14p-10f);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.3cea88p-7f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.c6b752p-5f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ebf9bcp-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e42ap-1f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    // The last bits of t are n; at -88 it is -127, whose exponent is that of 0.
+    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(e));
 }
 
 INLINE float max8(__m256 x) {

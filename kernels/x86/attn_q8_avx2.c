@@ -101,16 +101,17 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
 
 void rl_attn_k_q8_0_tile_avx2(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
 
-INLINE float max8(__m256 x) {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+// Four tokens of weights16 lie here: packing leaves the second and the third four of every sixteen exchanged.
+INLINE size_t weights_at(size_t four_tokens) {
+    return (four_tokens / 4 * 4 + four_tokens % 2 * 2 + four_tokens / 2 % 2) * 4;
 }
 
 // Weights of one row times the scales of one group, as int16 of a common step; every four (0 2 1 3). Scales from
-// token n_tok on are not looked at.
+// token n_tok on are not looked at. Not negative, so that as integers they compare as they do as floats, and a NaN is
+// the largest of all: it becomes the step and shows.
 INLINE float weights16(const float *p, const float *scales, size_t n_tok, int16_t *out) {
-    __m256 w[8], max = _mm256_setzero_ps(), bad = _mm256_setzero_ps();
+    __m256 w[8];
+    __m256i max = _mm256_setzero_si256();
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     for (int i = 0; i < 8; i++) {
         __m256 scale;
@@ -121,20 +122,20 @@ INLINE float weights16(const float *p, const float *scales, size_t n_tok, int16_
             scale = _mm256_maskload_ps(scales + 8 * i, used);
         }
         w[i] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * i), scale);
-        bad = _mm256_or_ps(bad, _mm256_cmp_ps(w[i], w[i], _CMP_UNORD_Q));
-        max = _mm256_max_ps(max, w[i]);
+        max = _mm256_max_epu32(max, _mm256_castps_si256(w[i]));
     }
-    float top = max8(max);
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
+    m = _mm_max_epu32(m, _mm_unpackhi_epi64(m, m));
+    float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(m, _mm_shuffle_epi32(m, 1))));
     __m256 inv = _mm256_set1_ps(top > 0x1p-100f ? 32767.0f / top : 0.0f);
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     for (int i = 0; i < 8; i += 2) {
         __m256i n0 = _mm256_cvtps_epi32(_mm256_mul_ps(w[i], inv)),
                 n1 = _mm256_cvtps_epi32(_mm256_mul_ps(w[i + 1], inv));
-        __m256i h = _mm256_permute4x64_epi64(_mm256_packs_epi32(n0, n1), 0xD8);
-        _mm256_storeu_si256((__m256i *)(void *)(out + 8 * i), _mm256_shuffle_epi8(h, order));
+        _mm256_storeu_si256((__m256i *)(void *)(out + 8 * i), _mm256_shuffle_epi8(_mm256_packs_epi32(n0, n1), order));
     }
-    return _mm256_movemask_ps(bad) ? __builtin_nanf("") : top * (1.0f / 32767.0f);
+    return top * (1.0f / 32767.0f);
 }
 
 INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
@@ -151,7 +152,7 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
         for (int r = 0; r < nq; r++) x[r] = y[r] = _mm256_setzero_si256();
         for (size_t t = 0; t < groups4; t++) {
             if (next) _mm_prefetch((const char *)next + i * 4 + t * stride, _MM_HINT_T1);
-            line(a->head.data + i * 4 + t * stride, w[0] + 4 * t, 64, nq, x, y);
+            line(a->head.data + i * 4 + t * stride, w[0] + weights_at(t), 64, nq, x, y);
         }
         for (int r = 0; r < nq; r++) {
             float *acc = a->acc + (r0 + (size_t)r) * a->ld_acc + i;
