@@ -178,6 +178,29 @@ def test_the_loss_of_the_output_matrix_is_half_the_variance_of_the_logits_errors
     assert errors[losses.EMBEDDING].squared["Q4_0"] == pytest.approx((e**2).sum() / (w.astype(np.float64) ** 2).sum())
 
 
+def test_a_mix_for_a_speed_is_made_anew_until_it_has_it(source, monkeypatch):
+    """Where every byte takes half as long again as the rates say, and a token 20 µs besides."""
+    rates = dict.fromkeys(mixing.TYPES, 10.0)
+    tried = []
+
+    def seconds(g, chosen, threads):
+        nbytes = sum(mixing._nbytes(g.tensors[n].shape, t) for n, t in chosen.items())
+        tried.append(1.5 * nbytes / 10e9 + 20e-6)
+        return tried[-1]
+
+    monkeypatch.setattr(mixing, "_speeds", lambda *_: rates)
+    monkeypatch.setattr(mixing, "_trial_seconds", seconds)
+    m = rooflm.mix(source, speed_tps=3000)
+    with rooflm.GGUF(source) as g:
+        assert seconds(g, m, 1) == pytest.approx(1 / 3000, rel=0.05) and m.tps == pytest.approx(3000, rel=0.03)
+    assert 2 <= len(tried) - 1 <= mixing.TRIALS
+    # Within reach by the rates, and out of it in truth: the error tells what the cheapest mix does.
+    tried.clear()
+    with pytest.raises(ValueError, match=r"speed_tps=5500 cannot be reached with these types: the limit is \d+") as e:
+        rooflm.mix(source, speed_tps=5500)
+    assert float(str(e.value).split()[-2]) == pytest.approx(1 / min(tried), rel=1e-3)
+
+
 def test_speed_from_bytes_and_rates(source):
     rates = {t: 10.0 for t in mixing.TYPES} | {"Q4_K": 20.0}
     m = rooflm.mix(source, speed_tps=8000, gbs=rates)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from rooflm.quantization.imatrix import ImportanceArg, as_importance
 
 TYPES = ("F16", "Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "Q2_K")
 STEPS = 16384  # of the budget
+TRIALS, NEAR = 3, 0.03  # of a mix for a speed: how often it is made, and the share by which it may miss
 
 
 @dataclass(repr=False)
@@ -143,12 +145,14 @@ def share_read(source: _core.GGUF, shape: recipes.Shape, name: str) -> float:
     return 1.0
 
 
-def token_seconds(model: Any, threads: int, tokens: int = 24) -> float:
-    """Median time of one token of a rooflm.Model, behind a short context."""
-    times = []
-    with model.session(n_ctx=128, n_threads=threads) as s:
+def token_seconds(model: Any, threads: int, *, least_s: float = 1.0) -> float:
+    """Median time of one token of a rooflm.Model behind a short context, over `least_s` seconds, at least 24 tokens."""
+    times: list[float] = []
+    with model.session(n_ctx=64, n_threads=threads) as s:
         s.eval(np.full(8, 1, np.int32))
-        for _ in range(tokens):
+        while len(times) < 28 or sum(times) < least_s:
+            if s.n_past == s.n_ctx:
+                s.rewind(8)
             start = time.perf_counter()
             s.eval([1])
             times.append(time.perf_counter() - start)
@@ -179,7 +183,8 @@ def mix(
     types    to choose from; default all quantized ones and F16
     imatrix  importance of columns, as rooflm.quantize takes it: give both the same
     gbs      for speed_tps: GB/s at which rows are read, one number or {type: number}. None measures each type, and then
-             a token of a first mix made in memory (as large as the result), which shows what else a token takes
+             tokens of a file of the mix in the directory for temporary files, up to three times until it has
+             the speed
     rows     of each tensor that errors are taken from
 
     Returns a Mix, a mapping that rooflm.quantize takes as recipe. ValueError for a target that cannot be reached, with
@@ -215,7 +220,7 @@ def mix(
     header = g.nbytes - sum(t.nbytes for t in g.tensors.values())
     read = {n: share_read(g, shape, n) for n in names}
     speeds: Optional[dict[str, float]] = None
-    besides = 0.0  # seconds of a token besides reading matrices at the types' rates
+    slower = 1.0  # a token than reading its matrices at the types' rates
     if speed_tps is not None:
         threads = int(_core._cpus()["default_threads"]) if threads is None else threads
         speeds = _speeds(g, choices, gbs, threads)
@@ -226,20 +231,30 @@ def mix(
         budget = (size_bytes - header if size_bytes is not None else (bits or 0) * values / 8) - kept
     low, high = (sum(float(f(c)) for c in costs) for f in (np.min, np.max))
     if budget < low:
-        reach = _reach(given[0], low, besides, kept, header, values)
+        reach = _reach(given[0], low, kept, header, values)
         raise ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
     if speed_tps is None and budget > 1.01 * high:
-        reach = _reach(given[0], high, besides, kept, header, values)
+        reach = _reach(given[0], high, kept, header, values)
         raise ValueError(f"{given[0]}={targets[given[0]]} is more than these types fill: the most is {reach}")
     picked = solve(costs, expected, min(budget, high))
     if speed_tps is not None and gbs is None:
-        # The rates are those of long rows in a row; a token of the mix itself, made in memory, shows the difference.
-        trial = {n: choices[n][k] for n, k in zip(names, picked)}
-        besides = _trial_seconds(g, trial, threads or 1) - sum(float(c[k]) for c, k in zip(costs, picked))
-        if budget - besides < low:
-            reach = _reach(given[0], low, besides, kept, header, values)
-            raise ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
-        picked = solve(costs, expected, min(budget - besides, high))
+        # The rates are those of long rows in a row; tokens of the mix itself show the difference.
+        cheapest = [int(np.argmin(c)) for c in costs]
+        for _ in range(TRIALS):
+            seconds = _trial_seconds(g, {n: choices[n][k] for n, k in zip(names, picked)}, threads or 1)
+            slower = seconds / sum(float(c[k]) for c, k in zip(costs, picked))
+            if abs(seconds / budget - 1) < NEAR:
+                break
+            if picked == cheapest and seconds > budget:
+                raise ValueError(
+                    f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is "
+                    f"{1 / seconds:.4g} tokens/s"
+                )
+            room = min(budget / slower, high)
+            again = solve(costs, expected, room) if room > low else cheapest
+            if again == picked:
+                break
+            picked = again
     chosen = {n: choices[n][k] for n, k in zip(names, picked)}
     nbytes = {n: int(sizes[n][k]) for n, k in zip(names, picked)}
     table_rows = []
@@ -251,7 +266,7 @@ def mix(
             "sensitivity": float(loss[k] / squared) if squared > 0 else weight[uses[n][-1]], "loss": float(loss[k]),
         })  # fmt: skip
     total = sum(nbytes.values()) + kept
-    seconds = besides + sum(float(c[k]) for c, k in zip(costs, picked)) if speed_tps is not None else None
+    cost = sum(float(c[k]) for c, k in zip(costs, picked))
     return Mix(
         types=chosen,
         rows=table_rows,
@@ -260,7 +275,7 @@ def mix(
         nbytes=total + header,
         bits_per_weight=8 * total / values,
         bytes_per_token=kept + sum(read[n] * nbytes[n] for n in names),
-        tps=1 / seconds if seconds else None,
+        tps=None if speed_tps is None else 1 / (slower * cost),
         loss=sum(float(loss[k]) for loss, k in zip(expected, picked)),
     )
 
@@ -270,9 +285,9 @@ def _nbytes(shape: tuple[int, ...], type: str) -> int:
     return int(np.prod(shape)) // block * size
 
 
-def _reach(target: str, least: float, besides: float, kept: int, header: int, values: int) -> str:
+def _reach(target: str, least: float, kept: int, header: int, values: int) -> str:
     if target == "speed_tps":
-        return f"{1 / (least + besides):.4g} tokens/s"
+        return f"{1 / least:.4g} tokens/s"
     if target == "bits":
         return f"{8 * (least + kept) / values:.4g} bits"
     return f"{least + kept + header:.0f} bytes"
@@ -297,12 +312,11 @@ def _speeds(
 
 
 def _trial_seconds(g: _core.GGUF, chosen: Mapping[str, str], threads: int) -> float:
-    """Time of a token of the source with its matrices in these types, in memory."""
+    """Time of a token of a file with these types, which is written for that and removed."""
     from rooflm.model import Model
+    from rooflm.quantization.quantize import quantize
 
-    replace = {}
-    for name, type in chosen.items():
-        t = g.tensors[name]
-        x = t.dequantize(threads=threads).reshape(-1, t.shape[-1])
-        replace[name] = (type, _core.quantize_rows(x, type, threads=threads).reshape(*t.shape[:-1], -1))
-    return token_seconds(Model(g, replace=replace), threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trial.gguf")
+        quantize(g, path, chosen, threads=threads, vocabulary=False, progress=False)
+        return token_seconds(Model(path), threads)
