@@ -30,17 +30,24 @@ def test_every_bar_is_the_kl_that_compare_measures(files):
     settings = {
         "whole": {**own, "compute": "int8", "kv": "q8_0"},
         "weights": own,
-        "activations": {"compute": "int8"},
         "KV cache": {"kv": "q8_0"},
         "without weights": {"compute": "int8", "kv": "q8_0"},
         "without activations": {**own, "kv": "q8_0"},
         "without KV cache": {**own, "compute": "int8"},
     }
     r = rooflm.compare(exact, list(settings.values()), TOKENS, ctx=64)
-    assert list(b.kl) == ["whole", *b.names, *(f"without {n}" for n in b.names)] and set(b.kl) == set(settings)
+    assert list(b.kl) == ["whole", *b.names, *(f"without {n}" for n in b.names)]
+    assert set(b.kl) == {*settings, "activations"}
     for name, c in zip(settings, r):
         np.testing.assert_allclose(b.kl[name], c.kl.mean(axis=1), rtol=1e-12, atol=0)
+    # F32 weights are multiplied as floats whatever compute says: there, activations would cost nothing at all.
+    own_exact = {**own, "compute": "f32", "kv": "f32"}
+    r = rooflm.compare(own_exact, {"compute": "int8"}, TOKENS, ctx=64)
+    np.testing.assert_allclose(b.kl["activations"], r[0].kl.mean(axis=1), rtol=1e-12)
+    assert b.kl["activations"].min() > 0 and (b.kl["without weights"] == b.kl["KV cache"]).all()
+    assert "activations alone: on the weights of Q4_0.gguf" in repr(b)
     d = b.to_dict()
+    assert [s["alone_on"] for s in d["sources"]] == ["reference", "model", "reference"]
     alone = sum(s["kl_alone"] for s in d["sources"])
     assert d["interaction"] == pytest.approx(d["kl_whole"] - alone, rel=1e-9)
     assert d["interaction_ci95"][0] < d["interaction"] < d["interaction_ci95"][1]

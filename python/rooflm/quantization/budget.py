@@ -5,6 +5,9 @@ What users call the loss is several errors at once: the weights of the file, the
 quantize, the KV cache, and what else was traded for speed. Each is measured alone, against the exact path of the
 reference (float32 activations and cache), and the whole is measured again with each left out. KL does not add up: what
 the whole has beyond the sum of the single errors is the interaction, a bar of its own that may be negative.
+
+Floats are multiplied without quantizing activations. So where the reference is a file of floats, the error of the
+activations alone is measured on the weights of the file in use, against their own exact path.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Source:
 
     name: str
     apply: Callable[[Setting], Setting]
+    of_activations: bool = False
 
 
 def _with(setting: Setting, **options: Any) -> Setting:
@@ -74,7 +78,7 @@ def _activation_source(group: str, names: list[str], compute: str) -> Source:
         rules = dict(had) if isinstance(had, dict) else {"*": had}
         return _with(s, compute={**rules, **{n: compute for n in names}})
 
-    return Source(group, apply)
+    return Source(group, apply, True)
 
 
 def sources_of(
@@ -91,7 +95,7 @@ def sources_of(
             if present:
                 found.append(_activation_source(group, present, compute))
     elif compute != "f32":
-        found.append(Source("activations", lambda s: _with(s, compute=compute)))
+        found.append(Source("activations", lambda s: _with(s, compute=compute), True))
     k, _, v = kv.partition("/")
     v = v or k
     if by_operation and (k, v) != ("f32", "f32"):
@@ -112,10 +116,12 @@ COLUMNS = ("source", "KL alone", "95 % interval", "left out of the whole", "95 %
 
 class ErrorBudget:
     """What error_budget() measured. kl: {name: (windows,) mean KL of each window}, under "whole", the name of each
-    source, and "without NAME"."""
+    source, and "without NAME". on_model: sources whose error alone is that on the weights of the file in use."""
 
-    def __init__(self, head: dict[str, Any], windows: Windows, names: list[str], kl: dict[str, np.ndarray]) -> None:
-        self.head, self.windows, self.names, self.kl = head, windows, names, kl
+    def __init__(
+        self, head: dict[str, Any], windows: Windows, names: list[str], kl: dict[str, np.ndarray], on_model: list[str]
+    ) -> None:
+        self.head, self.windows, self.names, self.kl, self.on_model = head, windows, names, kl, on_model
 
     @property
     def interaction(self) -> np.ndarray:
@@ -123,13 +129,15 @@ class ErrorBudget:
         return np.asarray(self.kl["whole"] - np.sum([self.kl[n] for n in self.names], axis=0))
 
     def sources(self) -> list[dict[str, Any]]:
-        """Per source: kl_alone, kl_left_out (of the whole without it; None when not measured), with intervals."""
+        """Per source: kl_alone, on the weights of the "reference" or the "model" (alone_on), and kl_left_out (of the
+        whole without it; None when not measured), with intervals."""
         rows = []
         for name in [*self.names, *(n for n in ("query",) if n in self.kl)]:
             without = self.kl.get(f"without {name}")
             rows.append(
                 {
                     "source": name,
+                    "alone_on": "model" if name in self.on_model else "reference",
                     "kl_alone": float(self.kl[name].mean()),
                     "kl_alone_ci95": positive_interval(self.kl[name]),
                     "kl_left_out": None if without is None else float(without.mean()),
@@ -182,11 +190,19 @@ class ErrorBudget:
             f"{len(w)} windows of {w.ctx} tokens, KL in nats"
         )
 
+    def _note(self) -> str:
+        if not self.on_model:
+            return ""
+        return (
+            f"{', '.join(self.on_model)} alone: on the weights of {self.head['model']}, as those of "
+            f"{self.head['reference']} are multiplied as floats"
+        )
+
     def __repr__(self) -> str:
-        return f"{self._title()}\n{table(self._rows(), COLUMNS)}"
+        return f"{self._title()}\n{table(self._rows(), COLUMNS)}\n{self._note()}".rstrip()
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._title()}</p>{html_table(self._rows(), COLUMNS)}"
+        return f"<p>{self._title()}</p>{html_table(self._rows(), COLUMNS)}<p>{self._note()}</p>"
 
     def plot(self, ax: Optional[Axes] = None) -> Axes:
         """A bar for each source alone, the interaction, and the whole, with 95 % intervals over windows; diamonds show
@@ -208,7 +224,8 @@ class ErrorBudget:
         a.invert_yaxis()
         a.axvline(0, color="black", linewidth=0.8)
         a.set_xlabel("mean KL(exact reference || setting), nats")
-        a.set_title(f"{d['model']}, compute {d['compute']}, kv {d['kv']}\n{len(self.windows)} windows; 95 % intervals")
+        n = f"{len(self.windows)} windows of {self.windows.ctx} tokens"
+        a.set_title(f"{d['model']}, compute {d['compute']}, kv {d['kv']}\n{n}; 95 % intervals")
         if labelled:
             a.legend(fontsize="small")
         return a
@@ -259,15 +276,21 @@ def error_budget(
     names = [s.name for s in sources]
     # Each set of sources is measured once: with two, "without one" is the other alone.
     wanted: dict[str, frozenset[str]] = {"whole": frozenset(names)}
+    on_model = [s.name for s in sources if s.of_activations and used is not ref and not _changes_kernels(exact, s)]
     wanted.update({n: frozenset([n]) for n in names})
     if left_out:
         wanted.update({f"without {n}": frozenset(names) - {n} for n in names})
-    sets = list(dict.fromkeys(s for s in wanted.values() if s))
+    sets = list(dict.fromkeys(s for n, s in wanted.items() if s and n not in on_model))
     cut = windows_of(ref, text, ctx, windows, "error_budget")
     start = time.perf_counter()
     measured = _measure(exact, [_apply(exact, sources, s) for s in sets], cut, n_threads, progress)
     by_set = {frozenset(): np.zeros(len(cut)), **dict(zip(sets, measured))}
-    kl = {name: by_set[s] for name, s in wanted.items()}
+    alone: dict[str, np.ndarray] = {}
+    if on_model:
+        own = Setting(used, dict(exact.options))
+        settings = [s.apply(own) for s in sources if s.name in on_model]
+        alone = dict(zip(on_model, _measure(own, settings, cut, n_threads, progress)))
+    kl = {name: alone[name] if name in alone else by_set[s] for name, s in wanted.items()}
     if by_operation and kv.partition("/")[0] == "q8_0":
         kl["query"] = query_kl(ref, cut, n_threads)
     head = {
@@ -279,7 +302,16 @@ def error_budget(
         "rope_base": rope_base,
         "seconds": time.perf_counter() - start,
     }
-    return ErrorBudget(head, cut, names, kl)
+    return ErrorBudget(head, cut, names, kl, on_model)
+
+
+def _changes_kernels(setting: Setting, source: Source) -> bool:
+    """Whether any matrix of these weights is multiplied by another kernel with this source."""
+    found = []
+    for each in (setting, source.apply(setting)):
+        with each.session(n_ctx=64) as s:
+            found.append([row["kernel"] for row in s.kernels(64)])
+    return found[0] != found[1]
 
 
 def _apply(exact: Setting, sources: list[Source], on: frozenset[str]) -> Setting:
