@@ -187,31 +187,41 @@ typedef struct {
     float *out;
     uint8_t *scratch;
     size_t scratch_bytes;
+    int repeats;
+    bool timed;
+    uint64_t ns; // of all repeats, once the team runs
 } linear_job;
 
 static void linear_region(void *arg, rl_team *team, int ith) {
     linear_job *j = arg;
     size_t t0, t1;
     rl_split(j->n_tok, 1, ith, rl_team_size(team), &t0, &t1);
-    if (t0 < t1) rl_act_fill(&j->act.act, j->d, j->x, j->lin.w.cols, t0, t1);
-    if (!rl_team_barrier(team, ith)) return;
     rl_linear_call call = {
         .lin = &j->lin, .act = &j->act.act, .n_tok = j->n_tok, .out = j->out, .ld_out = j->lin.w.rows};
-    rl_linear_run(team, ith, &call, 1, j->scratch + (size_t)ith * j->scratch_bytes);
+    if (j->timed && !rl_team_barrier(team, ith)) return; // all are there before the clock starts
+    uint64_t start = rl_clock_ns();
+    for (int r = 0; r < j->repeats; r++) {
+        if (r && !rl_team_barrier(team, ith)) return; // the product before is done with the activations
+        if (t0 < t1) rl_act_fill(&j->act.act, j->d, j->x, j->lin.w.cols, t0, t1);
+        if (!rl_team_barrier(team, ith)) return;
+        rl_linear_run(team, ith, &call, 1, j->scratch + (size_t)ith * j->scratch_bytes);
+    }
+    if (j->timed && !rl_team_barrier(team, ith)) return;
+    if (ith == 0) j->ns = rl_clock_ns() - start;
 }
 
-// _linear(x, raw, type, rows, out, compute, kernel, threads, isa, kernels) -> name of the kernel that ran
-static PyObject *linear(PyObject *m, PyObject *args) {
+// Arguments of _linear, and of _linear_seconds, which ends with the number of repeats.
+static PyObject *linear_args(PyObject *m, PyObject *args, bool timed) {
     rl_state *st = rl_state_of_module(m);
     PyObject *xo, *outo, *isa = NULL, *names = NULL, *result = NULL;
     Py_buffer raw, x = {0}, out = {0};
     const char *type, *compute, *kernel;
     Py_ssize_t rows;
-    int threads;
-    if (!PyArg_ParseTuple(args, "Oy*snOszi|OO:_linear", &xo, &raw, &type, &rows, &outo, &compute, &kernel, &threads,
-                          &isa, &names))
+    int threads, repeats = 1;
+    if (!PyArg_ParseTuple(args, timed ? "Oy*snOsziOOi:_linear_seconds" : "Oy*snOszi|OO:_linear", &xo, &raw, &type,
+                          &rows, &outo, &compute, &kernel, &threads, &isa, &names, &repeats))
         return NULL;
-    linear_job j = {0};
+    linear_job j = {.repeats = repeats > 1 ? repeats : 1, .timed = timed};
     rl_dispatch d;
     rl_linear_opts opts = {.kernel = kernel};
     void *scratch = NULL;
@@ -256,7 +266,8 @@ static PyObject *linear(PyObject *m, PyObject *args) {
     j.scratch = (uint8_t *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
     if (act_alloc(&j.act, rl_linear_formats(&j.lin, j.n_tok), cols, j.n_tok) < 0) goto done;
     if (rl_py_run(st, linear_region, &j, threads) < 0) goto done;
-    result = PyUnicode_FromString(rl_linear_kernel(&j.lin, j.n_tok)->name);
+    result = timed ? PyFloat_FromDouble((double)j.ns * 1e-9 / j.repeats)
+                   : PyUnicode_FromString(rl_linear_kernel(&j.lin, j.n_tok)->name);
 done:
     PyMem_RawFree(scratch);
     PyMem_RawFree(j.act.raw);
@@ -264,6 +275,16 @@ done:
     if (out.obj) PyBuffer_Release(&out);
     PyBuffer_Release(&raw);
     return result;
+}
+
+// -> name of the kernel that ran
+static PyObject *linear(PyObject *m, PyObject *args) {
+    return linear_args(m, args, false);
+}
+
+// -> seconds of one product in a team that runs already, the quantizing of activations included
+static PyObject *linear_seconds(PyObject *m, PyObject *args) {
+    return linear_args(m, args, true);
 }
 
 // _rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None) -> seconds of all repeats. Calls one rows kernel on
@@ -370,6 +391,9 @@ static PyMethodDef methods[] = {
     {"_linear", linear, METH_VARARGS,
      "_linear(x, raw, type, rows, out, compute, kernel, threads, isa=None, kernels=None, /)\n--\n\n"
      "Multiplies float32 x (tokens, in) with raw blocks into out (tokens, rows); returns the kernel's name."},
+    {"_linear_seconds", linear_seconds, METH_VARARGS,
+     "_linear_seconds(x, raw, type, rows, out, compute, kernel, threads, isa, kernels, repeats, /)\n--\n\n"
+     "The same, repeated in a team of threads that runs already; returns the seconds of one product."},
     {"_rows", rows, METH_VARARGS,
      "_rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None, /)\n--\n\n"
      "Calls one rows kernel on raw bytes; returns the seconds of all repeats together."},

@@ -40,6 +40,20 @@ def _linear(
     kernels: Optional[str] = None,
     /,
 ) -> str: ...
+def _linear_seconds(
+    x: Any,
+    raw: Any,
+    type: str,
+    rows: int,
+    out: Any,
+    compute: str,
+    kernel: Optional[str],
+    threads: int,
+    isa: Optional[str],
+    kernels: Optional[str],
+    repeats: int,
+    /,
+) -> float: ...
 def _rows(
     kernel: str,
     w: Any,

@@ -105,6 +105,8 @@ class Health:
             ax.axhspan(low, v["median_tps"], color="tab:gray", alpha=0.15, label="within 5 % or 3 MAD: no regression")
         color = "tab:red" if v["verdict"] == "regression" else "tab:green"
         ax.plot([len(speeds)], speeds[-1:], "o", color=color, label="this run")
+        ax.set_xlim(0.5, len(speeds) + 0.5)
+        ax.locator_params(axis="x", integer=True)
         ax.set_xlabel("run")
         ax.set_ylabel("decode (tok/s)")
         ax.set_ylim(bottom=0)

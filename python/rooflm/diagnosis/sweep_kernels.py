@@ -5,7 +5,6 @@ can be kept from it (kernel_choice.py)."""
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import statistics
 import time
@@ -15,14 +14,15 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._blas import find_openblas
-from rooflm._kernels import kernels, linear
+from rooflm._kernels import kernels
 from rooflm.device.machine import machine
 from rooflm.diagnosis.sweeps import as_list, shuffled_runs
 from rooflm.measuring.recording import PathLike
 from rooflm.model import Model
 
 COMPUTES = ("int8", "int16", "f32")
-LEAST_S = 0.004  # of one timing: calls are repeated until it is that long
+LEAST_S = 0.004  # of one timing: products are repeated until it is that long
+TURNS = 3  # of such a timing
 BLAS_MOST = 512 << 20  # bytes of float32 weights made for OpenBLAS; larger matrices are left out, and said to be
 
 
@@ -55,14 +55,14 @@ def records(
     for (type, rows, columns, tensor), n in itertools.product(shapes(model), counts):
         x = np.random.default_rng(0).standard_normal((n, columns), np.float32)
         out = np.empty((n, rows), np.float32)
-        for name, compute, call in _candidates(type, tensor, x, out, used, blas):
+        for name, compute, seconds in _candidates(type, tensor, x, out, used, blas):
             setting = {"type": type, "rows": rows, "columns": columns, "tokens": n, "threads": used, "kernel": name,
                        "compute": compute}  # fmt: skip
-            jobs.append((setting, tensor.nbytes, call))
+            jobs.append((setting, tensor.nbytes, seconds))
     seen: list[dict[str, Any]] = []
-    for repeat, (setting, nbytes, call) in shuffled_runs(jobs, repeats, seed):
+    for repeat, (setting, nbytes, seconds) in shuffled_runs(jobs, repeats, seed):
         say(f"{setting['kernel']} on {setting['rows']} x {setting['columns']}, repetition {repeat + 1} of {repeats}")
-        took = _timed(call)
+        took = _timed(seconds)
         work = setting["rows"] * setting["columns"] * setting["tokens"]
         record = {"setting": setting, "repeat": repeat, "time_us": took * 1e6, "gbs": nbytes / took / 1e9,
                   "gmacs": work / took / 1e9}  # fmt: skip
@@ -76,34 +76,37 @@ def records(
         save_choice(fastest(seen), choices)
 
 
+Seconds = Callable[[int], float]  # of one product, when so many are made one after the other
+
+
 def _candidates(
     type: str, tensor: Any, x: np.ndarray, out: np.ndarray, threads: int, blas: Optional[OpenBlas]
-) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """(kernel, activations, call). For one token every kernel of the rows family; for several what each tier runs."""
+) -> Iterator[tuple[str, str, Seconds]]:
+    """(kernel, activations, seconds): for one token every kernel of rows, for several what each tier runs."""
+
+    def own(compute: str, kernel: Optional[str], isa: Optional[str]) -> Seconds:
+        head = (x, tensor.raw, type, tensor.shape[0], out, compute, kernel, threads, isa, None)
+        return lambda repeats: _core._linear_seconds(*head, repeats)
+
+    table = kernels().select(family="rows", type=type, available=True)
     if len(x) == 1:
-        for k in kernels().select(family="rows", type=type, available=True):
+        for k in table:
             if k.act in COMPUTES and k.isa != "ref":
-                call = functools.partial(linear, x, tensor, compute=k.act, kernel=k.name, threads=threads, out=out)
-                yield k.name, k.act, call
+                yield k.name, k.act, own(k.act, k.name, None)
     else:
-        acts = {k.act for k in kernels().select(family="rows", type=type, available=True)}
+        acts = {k.act for k in table}
         for isa in [t for t in _core._isa()["available"] if t != "ref"]:
             for compute in [c for c in COMPUTES if c in acts]:
-                call = functools.partial(linear, x, tensor, compute=compute, isa=isa, threads=threads, out=out)
-                yield f"tile, {isa}", compute, call
+                yield f"tile, {isa}", compute, own(compute, None, isa)
     if blas and 4 * tensor.shape[0] * tensor.shape[1] <= BLAS_MOST:
         yield "openblas", "f32", blas.multiply(tensor, x, out, threads)
 
 
-def _timed(call: Callable[[], Any]) -> float:
-    """Seconds of one call: the median of repeated ones after one that warms up."""
-    call()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < LEAST_S:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _timed(seconds: Seconds) -> float:
+    """Seconds of one product: the median of turns after a short one that warms up. The threads run already, as in a
+    session, so that small matrices are not judged by what it takes to start a team."""
+    repeats = max(3, int(LEAST_S / max(seconds(3), 1e-9)))
+    return statistics.median(seconds(repeats) for _ in range(TURNS))
 
 
 def fastest(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -141,16 +144,20 @@ class OpenBlas:
         except (OSError, AttributeError):  # none on this system, or one without 32-bit integers
             return None
 
-    def multiply(self, tensor: Any, x: np.ndarray, out: np.ndarray, threads: int) -> Callable[[], None]:
+    def multiply(self, tensor: Any, x: np.ndarray, out: np.ndarray, threads: int) -> Seconds:
         weights: list[np.ndarray] = []  # made when first used
 
-        def call() -> None:
+        def seconds(repeats: int) -> float:
             if not weights:
                 weights.append(tensor.dequantize(threads=threads))
             self._threads(threads)
             n, rows, columns = len(x), out.shape[1], x.shape[1]
             pointer, one, zero = ctypes.c_void_p, ctypes.c_float(1.0), ctypes.c_float(0.0)
-            self._sgemm(101, 111, 112, n, rows, columns, one, pointer(x.ctypes.data), columns,
-                        pointer(weights[0].ctypes.data), columns, zero, pointer(out.ctypes.data), rows)  # fmt: skip
+            args = (101, 111, 112, n, rows, columns, one, pointer(x.ctypes.data), columns,
+                    pointer(weights[0].ctypes.data), columns, zero, pointer(out.ctypes.data), rows)  # fmt: skip
+            start = time.perf_counter()
+            for _ in range(repeats):
+                self._sgemm(*args)
+            return (time.perf_counter() - start) / repeats
 
-        return call
+        return seconds

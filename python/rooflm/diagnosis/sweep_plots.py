@@ -83,7 +83,7 @@ def _bars(sweep: Sweep, ax: Optional[Axes], name: Callable[[dict[str, Any]], str
         bar = [[middle - min(values)], [max(values) - middle]]
         ax.barh(i, middle, xerr=bar, capsize=3, color="tab:blue", alpha=0.7)
     ax.set_yticks(range(len(by)), list(by))
-    ax.invert_yaxis()
+    ax.set_ylim(len(by) - 0.4, -0.6)
     ax.set_xlabel(label)
     return ax
 
