@@ -217,6 +217,18 @@ def test_values_that_are_no_numbers(tmp_path, value, word, monkeypatch):
     assert dst.read_bytes() == b"what was there" and not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("kind", ["norm", "matrix"])
+def test_values_that_are_copied_are_looked_at(tmp_path, kind):
+    name, shape = ("blk.0.attn_norm.weight", 64) if kind == "norm" else ("blk.0.attn_q2.weight", (40, 64))
+    bad = np.ones(shape, np.float16 if kind == "matrix" else np.float32)
+    bad.flat[-3] = np.nan
+    source = tiny_model(tmp_path / "s.gguf", types="F16", extra={name: bad}, drop=(name,))
+    row = 39 if kind == "matrix" else 0
+    with pytest.raises(rooflm.FormatError, match=rf"{name}: row {row} has NaN in column 61"):
+        rooflm.quantize(source, tmp_path / "d.gguf", "F16")
+    assert not (tmp_path / "d.gguf").exists()
+
+
 def test_values_beyond_half_precision(tmp_path):
     source = tiny_model(tmp_path / "s.gguf", extra={"blk.0.attn_q2.weight": np.full((4, 64), 1e30, np.float32)})
     with pytest.raises(rooflm.FormatError, match="blk.0.attn_q2.weight.*too large for Q4_0"):
@@ -258,10 +270,10 @@ def test_disks_that_are_too_small(tmp_path, source, monkeypatch):
         "import resource, sys, rooflm\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200000, 200000))\n"
         "try: rooflm.quantize(sys.argv[1], sys.argv[2], 'Q8_0')\n"
-        "except OSError as e: print('refused', e.errno)\n"
+        "except OSError as e: print('refused', e.errno, e.filename == sys.argv[2])\n"
     )
     out = subprocess.run([sys.executable, "-c", code, source, dst], capture_output=True, text=True)
-    assert out.stdout == f"refused {errno.EFBIG}\n", out.stderr
+    assert out.stdout == f"refused {errno.EFBIG} True\n", out.stderr
     assert dst.read_bytes() == b"what was there" and not list(tmp_path.glob(".*"))
 
 

@@ -6,12 +6,13 @@ place of a path is written as it is, for files that have no name.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
 import tempfile
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Iterator, Optional, Sequence, Union
 
 from rooflm import _core
 
@@ -130,28 +131,40 @@ class Writer:
         view = memoryview(data).cast("B")
         if not self._ends or self._at + len(view) > self._ends[0]:
             raise ValueError("more data than the declared tensor holds")
-        self._file.write(view)
-        self._at += len(view)
-        if self._at == self._ends[0]:
-            self._ends.pop(0)
-            pad = self._padded(self._at) - self._at
-            self._file.write(b"\0" * pad)
-            self._at += pad
+        with self._errors_name_the_file():
+            self._file.write(view)
+            self._at += len(view)
+            if self._at == self._ends[0]:
+                self._ends.pop(0)
+                pad = self._padded(self._at) - self._at
+                self._file.write(b"\0" * pad)
+                self._at += pad
+
+    @contextlib.contextmanager
+    def _errors_name_the_file(self) -> Iterator[None]:
+        """A full disk is told by its number alone."""
+        try:
+            yield
+        except OSError as e:
+            if e.filename is None and self.path is not None:
+                e.filename = str(self.path)
+            raise
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, kind: Optional[type], *rest: object) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            if self._file is not None:
-                try:
-                    self._file.close()  # fails on a full disk, where the last bytes are still to be written
-                finally:
-                    if self._temporary and os.path.exists(self._temporary):
-                        os.unlink(self._temporary)
+        with self._errors_name_the_file():
+            try:
+                if kind is None:
+                    self._finish()
+            finally:
+                if self._file is not None:
+                    try:
+                        self._file.close()  # fails on a full disk, where the last bytes are still to be written
+                    finally:
+                        if self._temporary and os.path.exists(self._temporary):
+                            os.unlink(self._temporary)
 
     def _finish(self) -> None:
         if self._file is None:

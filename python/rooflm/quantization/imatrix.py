@@ -37,6 +37,12 @@ class Entry:
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1e-30), 1.0)
 
+    def split(self, experts: int) -> Entry:
+        """The same with its columns dealt to so many experts."""
+        if len(self.sums) == experts:
+            return self
+        return Entry(self.sums.reshape(experts, -1), np.repeat(self.counts, experts))
+
 
 @dataclass(repr=False)
 class IMatrix:
@@ -60,6 +66,10 @@ class IMatrix:
                 entries[name] = Entry(e.sums.copy(), e.counts.copy())
                 continue
             mine = entries[name]
+            few, many = sorted((len(mine.sums), len(e.sums)))
+            if few == 1 and mine.sums.size == e.sums.size:  # one of the older form, which does not tell experts apart
+                mine = entries[name] = mine.split(many)
+                e = e.split(many)
             if mine.sums.shape != e.sums.shape:
                 raise ValueError(f"{name} has {mine.sums.shape} columns in one and {e.sums.shape} in the other")
             mine.sums += e.sums
@@ -183,7 +193,8 @@ def _load_gguf(path: Any) -> IMatrix:
 
 def _load_dat(path: Path) -> IMatrix:
     """int32 entries, each: length and name, calls, number of values, mean squares times calls; then the chunks and the
-    data set. How many tokens a call had is not in it: 512 are assumed, which ratios do not depend on."""
+    data set. How many tokens a call had is not in it: 512 are assumed, which ratios do not depend on. Nor is the
+    number of experts, whose columns follow each other: they stay one row until a tensor says how many there are."""
     raw, at = path.read_bytes(), 0
 
     def number() -> int:
@@ -260,7 +271,7 @@ def imatrix(
     text     str is the text, os.PathLike a file, an integer array tokens; cut into windows of `ctx` tokens that do not
              overlap, by the convention of rooflm.perplexity
     chunks   how many windows from the start; default all. Ten windows are plenty to be better than none
-    compute  of the session: "auto", "int8", "int16", "f32"
+    compute  of the session, whose cache is f32: "auto", "int8", "int16", "f32"
 
     Experts of a mixture are counted apart, with the tokens that each of them saw. The output matrix counts too. Results
     add up: imatrix(m, a) + imatrix(m, b). A text shorter than one window is a ValueError.
@@ -270,7 +281,7 @@ def imatrix(
 
     m = model if isinstance(model, Model) else Model(model)
     windows = windows_of(m, text, ctx, chunks, "imatrix")  # type: ignore[arg-type]
-    session = m.session(n_ctx=ctx, n_batch=min(ctx, 512), n_threads=n_threads, compute=compute)
+    session = m.session(n_ctx=ctx, n_batch=min(ctx, 512), n_threads=n_threads, compute=compute, kv="f32")
     bar = Progress(len(windows), progress)
     session._c._collect_inputs(True)
     try:

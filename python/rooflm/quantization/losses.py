@@ -23,6 +23,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm.quantization import formats, recipes
+from rooflm.quantization.quantize import weights_for
 
 KIND_OF = {"attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o", "ffn_gate": "gate", "ffn_up": "up",
            "ffn_down": "down", "token_embd": "embedding", "output": "output", "attn_qkv": "qkv"}  # fmt: skip
@@ -60,10 +61,8 @@ def measure(
         n, cols = int(np.prod(t.shape[:-1])), t.shape[-1]
         x = t.dequantize(rows=np.unique(np.linspace(0, n - 1, min(rows, n)).astype(int)))
         squares = x.astype(np.float64) ** 2
-        w = None
-        if importance is not None and name in importance:
-            w = np.asarray(importance[name], np.float32)
-            w = np.ascontiguousarray(w if w.ndim == 1 else w.mean(0))
+        of_experts = weights_for(name, t, importance)
+        w = None if of_experts is None else of_experts.mean(0)
         errors = {k: formats.errors(x, k, w) for k in types if cols % _core._type_info(k)[1] == 0}
         for use in uses_of(name, tied):
             looked_up = use == EMBEDDING

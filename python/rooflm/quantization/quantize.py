@@ -150,8 +150,9 @@ def weights_for(name: str, t: Any, importance: Optional[Importance]) -> Optional
     if importance is None or name not in importance:
         return None
     v = np.ascontiguousarray(importance[name], np.float32)
-    v = v.reshape(1, -1) if v.ndim == 1 else v
     experts = int(np.prod(t.shape[:-2])) if len(t.shape) > 2 else 1
+    if v.ndim == 1:  # the older form of the file writes experts one after the other and does not say how many
+        v = v.reshape(experts if len(v) == experts * t.shape[-1] else 1, -1)
     if v.shape != (experts, t.shape[-1]) and v.shape != (1, t.shape[-1]):
         raise ValueError(
             f"the importance of {name} has the shape {tuple(importance[name].shape)}, the tensor needs "
@@ -173,8 +174,8 @@ class _Encoder:
         self.threads = threads
         self._x = np.empty(0, np.float32)
 
-    def encode(self, p: Plan, t: Any, weights: Optional[np.ndarray]) -> Iterator[tuple[np.ndarray, float, float]]:
-        """(blocks, sum of squared errors, sum of squares) of each piece."""
+    def _pieces(self, t: Any) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(expert, first row, values) of each piece; the next one takes the place of the values."""
         n = t.shape[-1]
         for expert, r0, r1 in _matrices(t):
             size = (r1 - r0) * n
@@ -185,22 +186,33 @@ class _Encoder:
                 x[0] = t.dequantize(threads=self.threads)
             else:
                 t.dequantize(rows=slice(r0, r1), out=x, threads=self.threads)
-            errors = np.zeros((r1 - r0, 2))
+            yield expert, r0, x
+
+    def check(self, p: Plan, t: Any) -> None:
+        """A tensor that is copied must hold numbers, too."""
+        for _, r0, x in self._pieces(t):
+            if not np.isfinite(x).all():
+                raise self._located(p, x, r0, "a value is not finite")
+
+    def encode(self, p: Plan, t: Any, weights: Optional[np.ndarray]) -> Iterator[tuple[np.ndarray, float, float]]:
+        """(blocks, sum of squared errors, sum of squares) of each piece."""
+        for expert, r0, x in self._pieces(t):
+            errors = np.zeros((len(x), 2))
             w = None if weights is None else np.ascontiguousarray(weights[expert])
             try:
                 raw = _core.quantize_rows(x, p.given, w, threads=self.threads, errors=errors)
             except ValueError as e:
-                raise self._located(p, x, r0, e) from None
+                raise self._located(p, x, r0, str(e)) from None
             yield raw, float(errors[:, 0].sum()), float(errors[:, 1].sum())
 
     @staticmethod
-    def _located(p: Plan, x: np.ndarray, first: int, e: ValueError) -> _core.FormatError:
+    def _located(p: Plan, x: np.ndarray, first: int, why: str) -> _core.FormatError:
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             row, col = (int(v) for v in bad[0])
             kind = "NaN" if np.isnan(x[row, col]) else "an infinity"
             return _bad_tensor(p.tensor, f"row {first + row} has {kind} in column {col}; nothing was written")
-        return _bad_tensor(p.tensor, f"rows {first} to {first + len(x) - 1} as {p.given}: {e}; nothing was written")
+        return _bad_tensor(p.tensor, f"rows {first} to {first + len(x) - 1} as {p.given}: {why}; nothing was written")
 
 
 def _shards(plans: list[Plan], dst: Path, split: Optional[int]) -> list[tuple[Path, list[Plan]]]:
@@ -230,7 +242,7 @@ def _check_files(source: _core.GGUF, shards: list[tuple[Path, list[Plan]]], need
     if need_vocabulary and VOCABULARY not in source.metadata:
         e = _core.FormatError(
             f"{source.path} has no vocabulary ({VOCABULARY}), so the new file could not run; "
-            "vocabulary=False writes it all the same"
+            "vocabulary=False (--no-vocabulary) writes it all the same"
         )
         e.key = VOCABULARY
         raise e
@@ -355,6 +367,8 @@ def _one_tensor(
     error = None
     weights = None
     if p.given == p.source:
+        if p.source in recipes.TYPES:  # others, of integers or codebooks, are copied unseen
+            encoder.check(p, t)
         w.write(t.raw)
     else:
         weights = weights_for(p.tensor, t, importance)
