@@ -29,7 +29,7 @@ def test_sums_are_the_squares_of_the_inputs(tmp_path, arch):
     m = collected(model, ids, n_threads=2)
     assert m.chunks == 2 and m.chunk_size == 32
     want: dict[str, np.ndarray] = {}
-    session = model.session(n_ctx=32, compute="f32")
+    session = model.session(n_ctx=32, compute="f32", kv="f32")
     bos = model.tokenizer.bos_id if model.tokenizer.add_bos else None
     for window in ids.reshape(2, 32):
         window = window.copy()
@@ -55,7 +55,7 @@ def test_threads_and_batches_do_not_change_it(tmp_path):
     for name in one.entries:
         np.testing.assert_array_equal(one.entries[name].sums, three.entries[name].sums)
     # Two tokens at a time go another way through the pass.
-    session = model.session(n_ctx=64, compute="f32", n_threads=2)
+    session = model.session(n_ctx=64, compute="f32", kv="f32", n_threads=2)
     session._c._collect_inputs(True)
     for i in range(0, 32, 2):
         session.eval(ids[i : i + 2], logits="last")
@@ -73,7 +73,7 @@ def test_experts_are_counted_apart(name):
     model = rooflm.Model(g.path)
     ids = g.tokens[:32]
     m = rooflm.imatrix(model, ids, ctx=32, compute="f32", n_threads=2)
-    session = model.session(n_ctx=32, compute="f32")
+    session = model.session(n_ctx=32, compute="f32", kv="f32")
     with session.capture("blk.*.ffn_norm") as taps:
         session.eval(ids, logits="none")
     for layer in range(model.n_layer):
