@@ -16,6 +16,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define STEPS (RL_TILE_K / 4)
+#define NR 2 // row vectors of a block
+#define TOKENS _Pragma("GCC unroll 6") for (int t = 0; t < nt; t++)
+#define ROWS _Pragma("GCC unroll 2") for (int r = 0; r < NR; r++)
 
 typedef struct {
     struct {
@@ -42,29 +45,38 @@ static void split(const rl_tile *w, size_t klen, signs *s) {
         }
 }
 
-// 8 rows by nt tokens. A sum of two products lies between -2 * 128 * 128, which 16 bits hold, and 2 * 128 * 127.
+// 16 rows by nt tokens. A sum of two products lies between -2 * 128 * 128, which 16 bits hold, and 2 * 128 * 127.
 INLINE void block(const rl_tile *w, const signs *s, size_t r0, const rl_panel8 *p, int nt, size_t klen, float *c) {
     const __m256i one = _mm256_set1_epi16(1);
-    __m256 acc[RL_PANEL];
-#define TOKENS _Pragma("GCC unroll 6") for (int t = 0; t < nt; t++)
-    TOKENS acc[t] = v_loadf(c + (size_t)t * RL_TILE_ROWS);
+    __m256 acc[RL_PANEL][NR];
+    TOKENS ROWS acc[t][r] = v_loadf(c + t * RL_TILE_ROWS + LANES * r);
     for (size_t b = 0; b < klen / 32; b++) {
-        __m256i sum[RL_PANEL];
-        TOKENS sum[t] = _mm256_load_si256((const __m256i *)(const void *)(s->start[b] + r0));
+        __m256i sum[RL_PANEL][NR];
+        ROWS {
+            __m256i start = _mm256_load_si256((const __m256i *)(const void *)(s->start[b] + r0) + r);
+            TOKENS sum[t][r] = start;
+        }
 #pragma GCC unroll 8
-        for (size_t k = 8 * b; k < 8 * b + 8; k++) {
-            __m256i size = load_w(s->step[k].size[r0]), mask = load_w(s->step[k].mask[r0]);
+        for (size_t i = 0; i < 8; i++) {
+            size_t k = 8 * b + i;
+            __m256i size[NR], mask[NR];
+            ROWS size[r] = load_w(s->step[k].size[r0 + LANES * r]);
+            ROWS mask[r] = load_w(s->step[k].mask[r0 + LANES * r]);
             TOKENS {
-                __m256i x = _mm256_xor_si256(spread_x(p->q[k][t]), mask);
-                sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), one));
-                KEEP(sum[t]);
+                __m256i x = spread_x(p->q[k][t]);
+                ROWS {
+                    __m256i pairs = _mm256_maddubs_epi16(size[r], _mm256_xor_si256(x, mask[r]));
+                    sum[t][r] = _mm256_add_epi32(sum[t][r], _mm256_madd_epi16(pairs, one));
+                    KEEP(sum[t][r]);
+                }
             }
         }
-        __m256 d = v_loadf(w->d[b] + r0);
-        TOKENS acc[t] = v_fma(v_mul(v_cvt(sum[t]), d), v_set1f(p->d[b][t]), acc[t]);
+        ROWS {
+            __m256 d = v_loadf(w->d[b] + r0 + LANES * r);
+            TOKENS acc[t][r] = v_fma(v_mul(v_cvt(sum[t][r]), d), v_set1f(p->d[b][t]), acc[t][r]);
+        }
     }
-    TOKENS v_storef(c + (size_t)t * RL_TILE_ROWS, acc[t]);
-#undef TOKENS
+    TOKENS ROWS v_storef(c + t * RL_TILE_ROWS + LANES * r, acc[t][r]);
 }
 
 void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
@@ -73,7 +85,7 @@ void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t
     _Alignas(64) signs s;
     split(w, klen, &s);
     for (size_t tok = 0; tok < n_tok; tok += RL_PANEL, p++)
-        for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += LANES) {
+        for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += LANES * NR) {
             float *out = c + tok * RL_TILE_ROWS + r0;
             switch (n_tok - tok) {
             case 1:
