@@ -14,6 +14,7 @@
 #define TOKENS_AT_ONCE (64 * RL_PANEL)  // the most of a cut
 #define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
 #define ACT_BYTES (608 << 10)           // of activations in use at a time
+#define TOUCH_AHEAD ((size_t)48 << 10)  // bytes from a tile to those whose page table entries are looked up
 // Tokens from which a tile is faster than rows with whole models, where weights come from memory: they meet at about 12
 // on AVX-512 and between 9 and 16 on AVX2 (kernels alone, with weights in a cache, meet earlier).
 #define TILE_FROM 12
@@ -145,6 +146,14 @@ static void prefetch_tile(const rl_mat *w, size_t r0, size_t b) {
     }
 }
 
+// One line of each 4 KB that a later tile will take, so that what the page table says is known when its lines are asked
+// for: see kernels/x86/prefetch.h. Tiles lie one behind the other.
+static void touch_tile(const rl_mat *w, size_t r0) {
+    size_t from = r0 * w->row_bytes + TOUCH_AHEAD, to = from + RL_TILE_ROWS * w->row_bytes;
+    for (size_t at = (from + 4095) / 4096 * 4096; at < at_most(to, w->rows * w->row_bytes); at += 4096)
+        __builtin_prefetch(w->data + at, 0, 2);
+}
+
 // A cut of one multiplication: tokens t0..t0 + n_tok (t0 starts a panel), blocks b0..b1 of 256 columns.
 typedef struct {
     size_t t0, n_tok, b0, b1;
@@ -201,6 +210,7 @@ static void float_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const
 static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, scratch_area *s) {
     size_t r0 = tile * RL_TILE_ROWS, n_rows = at_most(c->lin->w.rows - r0, RL_TILE_ROWS);
     float *out = c->out + u->t0 * c->ld_out + r0;
+    touch_tile(&c->lin->w, r0);
     if (u->b0 == 0)
         memset(s->sums, 0, u->n_tok * sizeof s->sums[0]);
     else
