@@ -13,6 +13,7 @@ from maker import tiny_model
 
 import rooflm
 from rooflm import _core
+from rooflm.quantization import sensitivity
 from rooflm.quantization.sensitivity import _spread
 
 TOKENS = np.random.default_rng(3).integers(3, 320, 200)
@@ -133,3 +134,11 @@ def test_plot(measured):
         measured.plot(type="Q5_0")
     if os.environ.get("ROOFLM_PLOTS"):
         a.figure.savefig(Path(os.environ["ROOFLM_PLOTS"]) / "sensitivity.png")
+
+
+def test_the_order_covers_the_depth_however_the_file_is_sorted():
+    names = sorted(f"blk.{i}.attn_q.weight" for i in range(30)) + ["token_embd.weight", "output.weight"]
+    swaps = list(sensitivity._swaps(names, ["Q4_0"], True, True))
+    assert [s.name for s in swaps[:3]] == ["all of q", "token_embd.weight", "output.weight"]  # kinds, of one as well
+    assert [s.tensors[0].split(".")[1] for s in swaps[3:7]] == ["0", "29", "14", "28"]
+    assert len(swaps) == 33 and len({s.name for s in swaps}) == 33

@@ -348,7 +348,7 @@ def sensitivity(
 
 def _swaps(names: list[str], types: Sequence[Optional[str]], each: bool, kinds: bool) -> Iterator[Swap]:
     groups: dict[str, list[str]] = {}
-    for n in names:
+    for n in sorted(names, key=lambda name: split_name(name)[0] or 0):  # files may have 10 behind 1
         groups.setdefault(KINDS[split_name(n)[1]], []).append(n)
     ordered = [(k, groups[k]) for k in ORDER if k in groups]
     if kinds or not each:
