@@ -78,6 +78,22 @@ def test_an_existing_file_needs_resume(tmp_path):
         RecordFile(path)
 
 
+def test_only_what_can_be_resumed_offers_it(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text("")
+    with pytest.raises(FileExistsError, match="resume=True goes on"):
+        RecordFile(path)
+    with pytest.raises(FileExistsError) as e:
+        RecordFile(path, resumable=False)
+    assert "choose another name" in str(e.value) and "resume=" not in str(e.value)
+    with RecordFile(tmp_path / "x.jsonl", resumable=False) as f:
+        os.close(f._fd)
+        f._fd = os.open(os.devnull, os.O_RDONLY)  # every write fails
+        with pytest.raises(OSError, match="the 0 records before it are kept") as full:
+            f.append({"a": 1})
+    assert "resume=" not in str(full.value)
+
+
 def test_each_record_is_synced_before_the_next(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))

@@ -169,7 +169,7 @@ def soak(
     name = os.path.basename(os.fspath(model))
     files, sensors = Files(root), Sensors(root)
     result = Soak([], minutes, name)
-    file = RecordFile(out) if out is not None else None
+    file = RecordFile(out, resumable=False) if out is not None else None
     start = last = time.monotonic()
     cycles, times = 0, []
     sample: dict[str, Any]

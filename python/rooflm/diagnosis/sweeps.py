@@ -152,7 +152,7 @@ def sweep(
         "kernels": sweep_kernels.records,
     }
     records: list[dict[str, Any]] = []
-    file = RecordFile(out) if out is not None else None
+    file = RecordFile(out, resumable=False) if out is not None else None
     try:
         for r in run[kind](loaded, repeats=repeats, seed=seed, say=progress or (lambda text: None), **options):
             record = {"schema": 1, "kind": "sweep", "sweep": kind, **r, **r["setting"]}

@@ -57,19 +57,19 @@ class RecordFile:
     """Appends records to a file, one line each, written and synced before append() returns. A context manager.
 
     resume=False refuses a file that exists already; resume=True goes on behind its last whole line, and `records` has
-    what is there. One process writes at a time: a second one gets an OSError.
+    what is there. One process writes at a time: a second one gets an OSError. resumable: whether errors offer resume=.
     """
 
-    def __init__(self, path: PathLike, *, resume: bool = False) -> None:
+    def __init__(self, path: PathLike, *, resume: bool = False, resumable: bool = True) -> None:
         self.path = os.fspath(path)
+        self._resumable = resumable
         self._fd = -1
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_EXCL)
         try:
             self._fd = os.open(self.path, flags, 0o666)
         except FileExistsError:
-            raise FileExistsError(
-                errno.EEXIST, "exists already: resume=True goes on with it, or choose another name", self.path
-            ) from None
+            way = "resume=True goes on with it, or choose another name" if resumable else "choose another name"
+            raise FileExistsError(errno.EEXIST, f"exists already: {way}", self.path) from None
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise OSError(errno.EINVAL, "is not a regular file: records cannot be kept there", self.path)
@@ -117,7 +117,8 @@ class RecordFile:
                 os.ftruncate(self._fd, self._end)
             except OSError:
                 pass  # the cut-off line is left out when the file is read
-            kept = f"the {len(self.records)} records before it are kept, resume=True goes on"
+            kept = f"the {len(self.records)} records before it are kept"
+            kept += ", resume=True goes on" if self._resumable else ""
             raise OSError(e.errno, f"{os.strerror(e.errno or 0)}; {kept}", self.path) from e
         self._end += len(data)
         self.records.append(dict(record))
