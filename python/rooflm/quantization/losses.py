@@ -163,8 +163,8 @@ def sensitivities(by: Any, errors: Mapping[str, Errors], tied: bool, n_layer: in
     bad = [n for n, v in found.items() if not np.isfinite(v) or v < 0]
     if bad:
         raise ValueError(f"the sensitivity of {bad[0]} is {found[bad[0]]}: it must be finite and not negative")
-    known = [v / place[use] for use, v in found.items() if v > 0]
-    if not known:
-        raise ValueError("by= names no tensor of this file")
-    scale = float(np.median(known))
+    if not any(found.values()):
+        raise ValueError("by= names no tensor of this file with a sensitivity above 0")
+    known = [v / place[use] for use, v in found.items() if v > 0 and place[use] > 0]
+    scale = float(np.median(known)) if known else 1.0
     return {use: found.get(use, scale * place[use]) for use in errors}, title
