@@ -18,12 +18,11 @@ import rooflm
 
 sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 
-from llamacpp_kl import stored_kl
+from llamacpp_kl import STEP, storage_error, stored_kl
 from llamacpp_programs import TINY, TINY_CTX, TINY_TEXT, blocks_hash
 
 GOLDEN = Path(__file__).parent / "golden"
 PROGRAMS = json.loads((GOLDEN / "real" / "smollm2_programs.json").read_text())
-STEP = 16 / 65535  # nats: the most that a step of stored log-probabilities spans
 PRINTED = 1e-6  # half a unit of the last digit of a KL, and float32 in between
 
 
@@ -100,20 +99,6 @@ def test_statistics_are_those_of_llama_imatrix(smollm2, tmp_path):
 # --- llama-perplexity --kl-divergence ---------------------------------------------------------------------------
 
 
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64) - float(x.max())
-    return x - np.log(np.exp(x).sum())
-
-
-def storage_error(p: np.ndarray, q: np.ndarray) -> float:
-    """How far the KL of one position may move when log p is rounded to half a step and what lies 16 nats down or
-    deeper is left out: half a step times (1 + the mean of |log p - log q|), and what is left out."""
-    log_p, log_q = log_softmax(p), log_softmax(q)
-    terms = np.exp(log_p) * (log_p - log_q)
-    deep = log_p <= -16 + STEP
-    return STEP / 2 * (1 + float(abs(terms).sum())) + abs(float(terms[deep].sum())) + PRINTED
-
-
 @pytest.mark.slow
 def test_kl_is_that_of_llama_perplexity(smollm2, tmp_path):
     """F32 against the values of Q4_K_M and Q8_0, both sides in float32. Every figure lies where the 16-bit storage of
@@ -131,7 +116,7 @@ def test_kl_is_that_of_llama_perplexity(smollm2, tmp_path):
         p, *others = (s.eval(ids, logits=slice(ctx // 2, ctx - 1)) for s in sessions)
         for i, q in enumerate(others):
             stored[i, w] = [stored_kl(a, b) for a, b in zip(p, q)]
-            errors[i, w] = [storage_error(a, b) for a, b in zip(p, q)]
+            errors[i, w] = [storage_error(a, b) + PRINTED for a, b in zip(p, q)]
         for s in sessions:
             s.rewind(0)
     for i, c in enumerate(result):

@@ -22,6 +22,7 @@ import numpy as np
 from rewrite import rewrite
 
 CTX, WINDOWS = 512, 2
+STEPS, DEPTH = 65535, 16  # of the 16-bit storage: steps of a row, nats below its largest
 
 
 def weights(path: str, down: Any) -> dict[str, np.ndarray]:
@@ -38,9 +39,9 @@ def weights(path: str, down: Any) -> dict[str, np.ndarray]:
 def store(logits: np.ndarray) -> tuple[np.ndarray, np.float32, np.float32]:
     """One row as llama.cpp keeps it: log-probabilities in 65,536 steps over at most 16 nats below the largest."""
     top = logits.max()
-    low = max(logits.min(), top - np.float32(16))
+    low = max(logits.min(), top - np.float32(DEPTH))
     log_sum = np.float32(np.log(np.exp(logits - top).sum(dtype=np.float64)))
-    scale = np.float32((top - low) / 65535)
+    scale = np.float32((top - low) / STEPS)
     steps = np.where(logits > low, np.rint((logits - low) / scale), 0).astype(np.uint16)
     return steps, scale, np.float32(low - top - log_sum)
 
@@ -50,17 +51,29 @@ def stored_kl(p: np.ndarray, q: np.ndarray) -> float:
     steps, scale, least = store(p)
     log_p = scale * steps.astype(np.float32) + least
     log_q = q - q.max() - np.float32(np.log(np.exp(q - q.max()).sum(dtype=np.float64)))
-    kept = log_p > -16
+    kept = log_p > -DEPTH
     return float((np.exp(log_p[kept]).astype(np.float64) * (log_p[kept] - log_q[kept])).sum())
 
 
-def exact(p: np.ndarray, q: np.ndarray) -> float:
-    def log_softmax(x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.float64) - float(x.max())
-        return x - np.log(np.exp(x).sum())
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64) - float(x.max())
+    return x - np.log(np.exp(x).sum())
 
+
+def exact(p: np.ndarray, q: np.ndarray) -> float:
     a, b = log_softmax(p), log_softmax(q)
     return float((np.exp(a) * (a - b)).sum())
+
+
+STEP = DEPTH / STEPS  # nats: the most that a step spans
+
+
+def storage_error(p: np.ndarray, q: np.ndarray) -> float:
+    """How far the KL of one row may move when log p is rounded to half a step and what lies DEPTH nats down or deeper
+    is left out: half a step times (1 + the mean of |log p - log q|), and what is left out."""
+    a, b = log_softmax(p), log_softmax(q)
+    terms = np.exp(a) * (a - b)
+    return STEP / 2 * (1 + float(abs(terms).sum())) + abs(float(terms[a <= STEP - DEPTH].sum()))
 
 
 def logits_of(path: str, tokens: np.ndarray) -> np.ndarray:
