@@ -340,6 +340,15 @@ def test_plot_of_the_context(model, agg):
     assert any("predicted" in t for t in labels) and any("allocated" in t for t in labels)
 
 
+def test_plot_of_threads_names_the_model(path, agg):
+    run = {"decode_tps": 9.0, "ceiling_tps": 12.0, "model": path.name}
+    ax = Sweep("threads", [{"setting": {"threads": n}, "repeat": 0, **run} for n in (1, 2)]).plot()
+    assert ax.get_title().startswith(f"{path.name}\n") and "n = 1 runs" in ax.get_title()
+    assert list(ax.get_xticks()) == [1, 2] and ax.get_xlabel() == "threads (count)"
+    s = rooflm.sweep("threads", path, threads=[1], gen=2, repeats=1)
+    assert s.records[0]["model"] == path.name
+
+
 def test_plot_of_the_knee(agg):
     points = [(1 << i, 80.0 if i <= 25 else 30.0) for i in range(17, 28)]
     ax = Sweep("cache", [{**r, "read_gbs": 90.0} for r in fake(points, [L2, L3])]).plot()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Iterator, Optional, Union
 
 from rooflm.device.machine import machine
@@ -45,4 +46,5 @@ def records(
     for repeat, s in shuffled_runs(jobs, repeats, seed):
         say(f"{s['threads']} threads on {s['cpus'] or 'any CPU'}, repetition {repeat + 1} of {repeats}")
         figures = run_once(model, s, seed=seed, caches=here.caches)
-        yield {"setting": {k: s[k] for k in ("threads", "cpus", "kv", "compute")}, "repeat": repeat, **figures}
+        setting = {k: s[k] for k in ("threads", "cpus", "kv", "compute")}
+        yield {"setting": setting, "model": os.path.basename(str(model.gguf.path)), "repeat": repeat, **figures}

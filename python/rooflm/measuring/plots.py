@@ -72,6 +72,8 @@ def plot_results(results: Results, ax: Optional[Axes], y: str, x: Optional[str])
         ax.set_xticks(list(places.values()), list(places))
     elif len(places) > 2 and min(places.values()) > 0 and max(places.values()) >= 16 * min(places.values()):
         ax.set_xscale("log", base=2)
+    elif len(places) <= 6:
+        ax.set_xticks(sorted(places.values()))
     counts = sorted({len(values) for _, values, _ in groups})
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     ax.set_title(f"{_subject(results)}\nmedian, bars: range of the runs, {n} runs per setting", fontsize="medium")
@@ -107,7 +109,7 @@ def _draw(ax: Axes, name: str, points: Sequence[tuple[float, list[float], float]
 
 
 def _subject(results: Results) -> str:
-    models = list(dict.fromkeys(str(r.get("model")) for r in results.records))
+    models = list(dict.fromkeys(str(r["model"]) for r in results.records if r.get("model")))
     machine = results.machine or {}
-    parts = [models[0] if len(models) == 1 else f"{len(models)} models", machine.get("cpu")]
+    parts = [models[0] if len(models) == 1 else f"{len(models)} models" if models else None, machine.get("cpu")]
     return ", ".join(p for p in parts if p)
