@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mark in the assembly at the top of a hot loop, by which bench/arm_mca.py finds it: tokens (or query rows) and bytes
-// of weights (or of the cache) of one round. Both must be constants once inlined. Nothing at all in other builds.
+// What hot loops are written with.
+//
+// RL_LOOP: a mark in the assembly at the top of a hot loop, by which bench/arm_mca.py finds it: tokens (or query rows)
+// and bytes of weights (or of the cache) of one round. Both must be constants once inlined. Nothing at all in other
+// builds.
 #ifndef RL_KERNELS_ARM_LOOP_H
 #define RL_KERNELS_ARM_LOOP_H
 
@@ -8,6 +11,14 @@
 #define RL_LOOP(tokens, bytes) __asm__ volatile("// rl-loop %c0 %c1" : : "i"(tokens), "i"(bytes))
 #else
 #define RL_LOOP(tokens, bytes) ((void)0)
+#endif
+
+// Before a short loop over what should lie in registers. clang takes a count as a wish for later, when arrays can no
+// longer become registers.
+#ifdef __clang__
+#define RL_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define RL_UNROLL _Pragma("GCC unroll 8")
 #endif
 
 #endif

@@ -165,7 +165,7 @@ RL_INLINE void super_rows(const piece *p, const size_t bytes, scales_fn scales_o
             prefetch(w + (size_t)r * p->stride, bytes);
             sc[r] = scales_of(w + (size_t)r * p->stride);
         }
-#pragma GCC unroll 2
+        RL_UNROLL
         for (int half = 0; half < 2; half++) {
             int8x16_t v[MAX_ROWS][8];
             const int8x16_t(*cv)[8] = (const int8x16_t(*)[8])v;

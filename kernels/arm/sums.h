@@ -15,6 +15,7 @@
 #ifndef RL_KERNELS_ARM_SUMS_H
 #define RL_KERNELS_ARM_SUMS_H
 
+#include "kernels/arm/loop.h"
 #include "kernels/arm/unpack.h"
 
 #define MAX_ROWS 4
@@ -78,24 +79,24 @@ RL_INLINE int32x4_t act_sums32(const rl_sum16 *b) {
 typedef struct {
     int8x16_t v[2];
 } acts32;
-RL_INLINE acts32 load_acts(const rl_x *x) {
-    bytes32 v = load2((const uint8_t *)x);
+RL_INLINE acts32 load_acts(const rl_x *x, const size_t at) {
+    bytes32 v = load2((const uint8_t *)x, at * sizeof *x);
     return (acts32){{(int8x16_t)v.a, (int8x16_t)v.b}};
 }
 #elif RL_DOTPROD
 typedef struct {
     int8x16_t high[2], low[2];
 } acts32;
-RL_INLINE acts32 load_acts(const rl_x *x) { // every 16 values: their high bytes, then their low ones
-    bytes32 v = load2((const uint8_t *)x), w = load2((const uint8_t *)x + 32);
+RL_INLINE acts32 load_acts(const rl_x *x, const size_t at) { // every 16 values: their high bytes, then their low ones
+    bytes32 v = load2((const uint8_t *)x, at * sizeof *x), w = load2((const uint8_t *)x, at * sizeof *x + 32);
     return (acts32){{(int8x16_t)v.a, (int8x16_t)w.a}, {(int8x16_t)v.b, (int8x16_t)w.b}};
 }
 #else
 typedef struct {
     int16x8_t v[2][2];
 } acts32;
-RL_INLINE acts32 load_acts(const rl_x *x) {
-    bytes32 v = load2((const uint8_t *)x), w = load2((const uint8_t *)x + 32);
+RL_INLINE acts32 load_acts(const rl_x *x, const size_t at) {
+    bytes32 v = load2((const uint8_t *)x, at * sizeof *x), w = load2((const uint8_t *)x, at * sizeof *x + 32);
     return (acts32){{{(int16x8_t)v.a, (int16x8_t)v.b}, {(int16x8_t)w.a, (int16x8_t)w.b}}};
 }
 #endif
@@ -169,14 +170,17 @@ RL_INLINE spread dot32(const int8x16_t *w, const acts32 *x) {
 RL_INLINE void sums_of_32(const int8x16_t v[][8], const rl_x *x, const int small, int32x4_t *out, const int nr) {
     spread s[MAX_ROWS][4];
     int32x4_t wide[MAX_ROWS][4];
+    RL_UNROLL
     for (int j = 0; j < 4; j++) {
-        acts32 a = load_acts(x + 32 * j);
+        acts32 a = load_acts(x, 32 * (size_t)j);
+        RL_UNROLL
         for (int r = 0; r < nr; r++)
             if (small)
                 s[r][j] = dot32(v[r] + 2 * j, &a);
             else
                 wide[r][j] = dot32_large(v[r] + 2 * j, &a);
     }
+    RL_UNROLL
     for (int r = 0; r < nr; r++)
         out[r] =
             small ? fold(s[r][0], s[r][1], s[r][2], s[r][3]) : fold32(wide[r][0], wide[r][1], wide[r][2], wide[r][3]);
@@ -184,8 +188,10 @@ RL_INLINE void sums_of_32(const int8x16_t v[][8], const rl_x *x, const int small
 
 // Eight groups of 16 values of small weights; out[r][h]: groups 4 h to 4 h + 3.
 RL_INLINE void sums_of_16(const int8x16_t v[][8], const rl_x *x, int32x4_t out[][2], const int nr) {
+    RL_UNROLL
     for (int h = 0; h < 2; h++) {
-        acts32 a = load_acts(x + 64 * h), b = load_acts(x + 64 * h + 32);
+        acts32 a = load_acts(x, 64 * (size_t)h), b = load_acts(x, 64 * (size_t)h + 32);
+        RL_UNROLL
         for (int r = 0; r < nr; r++) {
             const int8x16_t *w = v[r] + 4 * h;
             out[r][h] = fold(dot16(w[0], &a, 0), dot16(w[1], &a, 1), dot16(w[2], &b, 0), dot16(w[3], &b, 1));

@@ -56,8 +56,12 @@ RL_INLINE const uint8_t *apart(const uint8_t *p) {
     __asm__("" : "+r"(p));
     return p;
 }
-RL_INLINE bytes32 load2(const uint8_t *p) {
-    return (bytes32){load_b(p), load_b(apart(p + 16))};
+RL_INLINE bytes32 load2(const uint8_t *p, const size_t at) {
+#if RL_DOTPROD && defined(__clang__) // one address for all `at`, where registers are not what it runs out of
+    return (bytes32){load_b(p + at), load_b(apart(p) + at + 16)};
+#else
+    return (bytes32){load_b(p + at), load_b(apart(p + at + 16))};
+#endif
 }
 // Bit (or bits) `mask` at position `from`, moved to position `to`.
 RL_INLINE bytes16 bits_to(bytes16 v, const int from, const int to, const int mask) {
@@ -131,7 +135,7 @@ RL_INLINE void block_q5_1(const uint8_t *w, int8x16_t *out) {
     fifth_bits(w + 4, out);
 }
 RL_INLINE void block_q8_0(const uint8_t *w, int8x16_t *out) {
-    bytes32 q = load2(w + 2);
+    bytes32 q = load2(w, 2);
     out[0] = (int8x16_t)q.a;
     out[1] = (int8x16_t)q.b;
 }
@@ -144,14 +148,14 @@ RL_INLINE void block_iq4nl(const uint8_t *w, int8x16_t *out) {
 // ---- superblocks: half of one (128 values) as eight vectors ----
 
 RL_INLINE void half_q2k(const uint8_t *w, const int half, int8x16_t *out) {
-    bytes32 q = load2(w + 16 + 32 * half);
+    bytes32 q = load2(w, 16 + 32 * half);
     for (int p = 0; p < 4; p++) {
         out[2 * p] = (int8x16_t)bits_to(q.a, 2 * p, 0, 3);
         out[2 * p + 1] = (int8x16_t)bits_to(q.b, 2 * p, 0, 3);
     }
 }
 RL_INLINE void half_q3k(const uint8_t *w, const int half, int8x16_t *out) {
-    bytes32 q = load2(w + 32 + 32 * half), h = load2(w);
+    bytes32 q = load2(w, 32 + 32 * half), h = load2(w, 0);
     for (int p = 0; p < 4; p++) {
         out[2 * p] = (int8x16_t)(bits_to(q.a, 2 * p, 0, 3) | bits_to(h.a, 4 * half + p, 2, 1));
         out[2 * p + 1] = (int8x16_t)(bits_to(q.b, 2 * p, 0, 3) | bits_to(h.b, 4 * half + p, 2, 1));
@@ -159,7 +163,7 @@ RL_INLINE void half_q3k(const uint8_t *w, const int half, int8x16_t *out) {
 }
 RL_INLINE void half_q4k(const uint8_t *w, const int half, int8x16_t *out) {
     for (int i = 0; i < 2; i++, out += 4) {
-        bytes32 q = load2(w + 16 + 64 * half + 32 * i);
+        bytes32 q = load2(w, 16 + 64 * half + 32 * i);
         out[0] = (int8x16_t)(q.a & 15);
         out[1] = (int8x16_t)(q.b & 15);
         out[2] = (int8x16_t)(q.a >> 4);
@@ -167,9 +171,9 @@ RL_INLINE void half_q4k(const uint8_t *w, const int half, int8x16_t *out) {
     }
 }
 RL_INLINE void half_q5k(const uint8_t *w, const int half, int8x16_t *out) {
-    bytes32 h = load2(w + 16);
+    bytes32 h = load2(w, 16);
     for (int i = 0; i < 2; i++, out += 4) {
-        bytes32 q = load2(w + 48 + 64 * half + 32 * i);
+        bytes32 q = load2(w, 48 + 64 * half + 32 * i);
         int bit = 4 * half + 2 * i;
         out[0] = low_below(q.a, bits_to(h.a, bit, 4, 1));
         out[1] = low_below(q.b, bits_to(h.b, bit, 4, 1));
@@ -178,7 +182,7 @@ RL_INLINE void half_q5k(const uint8_t *w, const int half, int8x16_t *out) {
     }
 }
 RL_INLINE void half_q6k(const uint8_t *w, const int half, int8x16_t *out) {
-    bytes32 lo = load2(w + 64 * half), hi = load2(w + 64 * half + 32), h = load2(w + 128 + 32 * half);
+    bytes32 lo = load2(w, 64 * half), hi = load2(w, 64 * half + 32), h = load2(w, 128 + 32 * half);
     bytes16 q[4] = {lo.a, lo.b, hi.a, hi.b}, top[2] = {h.a, h.b};
     for (int i = 0; i < 4; i++) {
         out[i] = low_below(q[i], bits_to(top[i % 2], i / 2 * 2, 4, 3));
@@ -187,7 +191,7 @@ RL_INLINE void half_q6k(const uint8_t *w, const int half, int8x16_t *out) {
 }
 RL_INLINE void half_q8k(const uint8_t *w, const int half, int8x16_t *out) {
     for (int i = 0; i < 8; i += 2) {
-        bytes32 q = load2(w + 4 + 128 * half + 16 * i);
+        bytes32 q = load2(w, 4 + 128 * half + 16 * i);
         out[i] = (int8x16_t)q.a;
         out[i + 1] = (int8x16_t)q.b;
     }
