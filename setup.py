@@ -4,6 +4,9 @@
 Each kernel file belongs to one ISA tier, told by the end of its name; kernels/tiers.h is the one table of
 tiers, read here for the compiler flags and by the C side for the run-time feature masks. Objects are
 rebuilt only when one of their includes changed, several at a time.
+
+ROOFLM_AVXVNNI_AS_EVEX=1 makes a build for tests: it runs the AVX-VNNI tier on CPUs that have the same two instructions
+in AVX-512's encoding only, which is what differs then from the code that is shipped.
 """
 import concurrent.futures
 import json
@@ -75,6 +78,9 @@ class BuildExt(build_ext):
         base += ["-g1", "-Wall", "-Wextra"]
         base += shlex.split(os.environ.get("CFLAGS", "")) + shlex.split(os.environ.get("ROOFLM_CFLAGS", ""))
         includes = [f"-I{ROOT}", f"-I{ROOT}/csrc"] + [f"-I{d}" for d in ext.include_dirs + self.include_dirs]
+        evex = bool(os.environ.get("ROOFLM_AVXVNNI_AS_EVEX"))
+        if evex:
+            base.append("-DRL_AVXVNNI_AS_EVEX")
         # What a result's manifest says about the build; without the paths of this machine.
         said = shlex.join(f for f in cc + base if f.startswith("-") and not f.startswith("-I"))
         told = [f"-DRL_BUILD_FLAGS={json.dumps(said)}"]
@@ -103,7 +109,13 @@ class BuildExt(build_ext):
             if not self.force and fresh(obj, stamp, line):
                 return
             obj.parent.mkdir(parents=True, exist_ok=True)
-            self.spawn(cmd)
+            if evex and src.endswith("_avxvnni.c"):
+                assembly = obj.with_suffix(".s")
+                self.spawn([*(a if a != "-c" else "-S" for a in cmd[:-1]), str(assembly)])
+                assembly.write_text(re.sub(r"\{vex\}(\s+vpdp)", r"{evex}\1", assembly.read_text()))
+                self.spawn([*cc, "-c", str(assembly), "-o", str(obj)])
+            else:
+                self.spawn(cmd)
             stamp.write_text(line)
 
         workers = int(os.environ.get("ROOFLM_BUILD_JOBS", os.cpu_count() or 1))

@@ -30,6 +30,9 @@ uint64_t rl_cpu_features(void) {
         if (b & (1u << 31)) f |= RL_CPU_AVX512VL;
         if (c & (1u << 11)) f |= RL_CPU_AVX512VNNI;
     }
+#ifdef RL_AVXVNNI_AS_EVEX // a build for tests, see setup.py
+    if (f & RL_CPU_AVX512VL && f & RL_CPU_AVX512VNNI) f |= RL_CPU_AVXVNNI;
+#endif
     if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4))) f |= RL_CPU_AVXVNNI;
     return f;
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 from pathlib import Path
@@ -14,7 +15,11 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 def cpu_has() -> set[str]:
     if X86:
         flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M).group(1).split()
-        return {f.replace("avx512_vnni", "avx512vnni").replace("avx_vnni", "avxvnni") for f in flags}
+        found = {f.replace("avx512_vnni", "avx512vnni").replace("avx_vnni", "avxvnni") for f in flags}
+        # The build that has the AVX-VNNI tier in AVX-512's encoding (setup.py).
+        if os.environ.get("ROOFLM_AVXVNNI_AS_EVEX") and {"avx512vl", "avx512vnni"} <= found:
+            found.add("avxvnni")
+        return found
     # Not /proc/cpuinfo: under emulation it shows the host.
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]

@@ -26,6 +26,19 @@ static void add_biases(const rl_pass *p, const rl_layer *l, size_t ff) {
     }
 }
 
+// What follows a layer: QKV of the next one, or the head.
+static void prefetch_next(const rl_pass *p, size_t layer) {
+    const rl_engine *e = p->e;
+    const rl_linear *head[] = {&e->head};
+    if (layer + 1 == e->model->hp.n_layer) {
+        rl_linear_prefetch(p->team, p->ith, head, 1, p->step->n_tok);
+    } else {
+        const rl_layer_plan *next = &e->plans[layer + 1];
+        const rl_linear *qkv[] = {&next->q, &next->k, &next->v};
+        rl_linear_prefetch(p->team, p->ith, qkv, 3, p->step->n_tok);
+    }
+}
+
 // down(act(gate(h)) * up(h)) into e->proj, biases of gate and up included.
 static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_linear *up, const rl_linear *down) {
     rl_engine *e = p->e;
@@ -41,6 +54,8 @@ static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_line
     rl_pass_inputs(p, of_layer ? &l->up : &l->up_sh, 0, p->h, n, d);
     rl_linear_call calls[2] = {{up, &act, n, e->up, e->ld_ff}, {gate, &act, n, e->gate, e->ld_ff}};
     rl_linear_run(p->team, p->ith, calls, gated ? 2 : 1, p->scratch);
+    const rl_linear *last[] = {down};
+    rl_linear_prefetch(p->team, p->ith, last, 1, n);
     if (!rl_pass_barrier(p)) return false;
     rl_pass_mark(p, layer, RL_OP_GATE_UP);
     if (l->up_b || l->gate_b) {
@@ -52,12 +67,12 @@ static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_line
         activate(e, gated ? g : NULL, u, p->ff + t * e->ld_ff, ff);
     }
     if (!rl_pass_tap(p, layer, RL_TAP_FFN_ACT, p->ff, ff, e->ld_ff)) return false;
-    const rl_linear *last[] = {down};
     if (!rl_pass_quantize(p, &act, last, 1, p->ff, e->ld_ff)) return false;
     rl_pass_inputs(p, of_layer ? &l->down : &l->down_sh, 0, p->ff, n, e->ld_ff);
     rl_pass_mark(p, layer, RL_OP_ACTIVATION);
     rl_linear_call call = {down, &act, n, e->proj, d};
     rl_linear_run(p->team, p->ith, &call, 1, p->scratch);
+    prefetch_next(p, layer);
     if (!rl_pass_barrier(p)) return false;
     rl_pass_mark(p, layer, RL_OP_DOWN);
     return true;

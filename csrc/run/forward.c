@@ -262,7 +262,13 @@ static bool attention_block(rl_pass *p, size_t layer) {
 
     rl_linear_call calls[3] = {
         {&lp->q, &act, n, e->q, e->ld_q}, {&lp->k, &act, n, e->k, e->ld_k}, {&lp->v, &act, n, e->v, e->ld_v}};
+    for (size_t g = 0; g < p->step->n_segments && n == 1; g++) {
+        const rl_segment *seg = &p->step->segments[g];
+        rl_kv_prefetch(seg->kv, layer, seg->pos0 + seg->n_tok, p->ith, p->nth);
+    }
     rl_linear_run(p->team, p->ith, calls, 3, p->scratch);
+    const rl_linear *out[] = {&lp->o};
+    rl_linear_prefetch(p->team, p->ith, out, 1, n);
     if (!rl_pass_barrier(p)) return false;
     rl_pass_mark(p, layer, RL_OP_QKV);
 
@@ -279,11 +285,12 @@ static bool attention_block(rl_pass *p, size_t layer) {
     if (!rl_pass_tap(p, layer, RL_TAP_ATTN_OUT, e->att, n_head * hp->dim_v, e->ld_att)) return false;
     rl_pass_mark(p, layer, RL_OP_ATTENTION);
 
-    const rl_linear *out[] = {&lp->o};
     if (!rl_pass_quantize(p, &act, out, 1, e->att, e->ld_att)) return false;
     rl_pass_inputs(p, &l->o, 0, e->att, n, e->ld_att);
     rl_linear_call call = {&lp->o, &act, n, e->proj, d};
     rl_linear_run(p->team, p->ith, &call, 1, p->scratch);
+    const rl_linear *ffn[] = {&lp->up, &lp->gate};
+    rl_linear_prefetch(p->team, p->ith, ffn, 2, n);
     if (!rl_pass_barrier(p)) return false;
     rl_pass_mark(p, layer, RL_OP_ATTN_OUT);
     return add_branch(p, layer, e->proj, l->o_b, l->post_attn_norm, RL_TAP_ATTN_PROJ) &&

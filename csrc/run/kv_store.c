@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "base/threads.h"
 
 // Butterflies of constant geometry, each stage leaving sums and differences interleaved, so that every stage is
 // the same loop over contiguous halves: compilers make vectors of it. The shuffles of all stages cancel.
@@ -142,6 +143,32 @@ void rl_kv_write(rl_kv *kv, const rl_dispatch *d, size_t layer, size_t pos0, siz
             }
             store_row(&l->k, false, data, h, in, x);
             store_row(&l->v, true, data + l->k.bytes, h, in, v + t * ld_v + h * l->v.dim);
+        }
+    }
+}
+
+// Of one thread's heads: what would be read anyway, and leaves room for weights in the second-level cache.
+#define PREFETCH_BYTES (64 << 10)
+
+static size_t prefetch_lines(const uint8_t *p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch(p + i);
+    return n;
+}
+
+void rl_kv_prefetch(const rl_kv *kv, size_t layer, size_t length, int ith, int nth) {
+    const rl_kv_layer *l = &kv->layers[layer];
+    size_t h0, h1, left = PREFETCH_BYTES;
+    if (!l->k.tile || !length) return;
+    rl_split(l->k.n_head, 1, ith, nth, &h0, &h1);
+    // The last page first: it is written, too, and keys of one token lie in as many lines as those of 16.
+    for (size_t page = (length - 1) / RL_PAGE_TOKENS + 1; page-- > l->first;) {
+        const uint8_t *data = l->slots[page].data;
+        size_t n = length - page * RL_PAGE_TOKENS;
+        if (n > RL_PAGE_TOKENS) n = RL_PAGE_TOKENS;
+        size_t nk = l->k.head / RL_PAGE_TOKENS * ((n + 15) & ~(size_t)15), nv = l->v.head / RL_PAGE_TOKENS * n;
+        for (size_t h = h0; h < h1; h++) {
+            if (nk + nv > left) return;
+            left -= prefetch_lines(data + h * l->k.head, nk) + prefetch_lines(data + l->k.bytes + h * l->v.head, nv);
         }
     }
 }

@@ -53,6 +53,9 @@ rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err);
 /// threads.
 void rl_kv_write(rl_kv *kv, const rl_dispatch *d, size_t layer, size_t pos0, size_t t0, size_t t1, size_t h0, size_t h1,
                  const float *k, size_t ld_k, const float *v, size_t ld_v);
+/// Begins to read what thread ith of nth will write and read of its heads for the last of `length` tokens, the last
+/// page first. Tile layout only.
+void rl_kv_prefetch(const rl_kv *kv, size_t layer, size_t length, int ith, int nth);
 /// Advances the length by n after all layers have been written; drops pages that no window needs.
 void rl_kv_commit(rl_kv *kv, size_t n);
 /// Shortens to n tokens. Beyond what windowed layers still hold: RL_ERR_ARG naming the least n and the asked

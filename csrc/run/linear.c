@@ -156,6 +156,34 @@ static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u
     }
 }
 
+// Lines at the beginning of a thread's share that are asked for, and pages behind them of which one line is: that
+// begins the walks of the page table, as the kernels do for what is farther on (kernels/x86/prefetch.h).
+#define BEGIN_BYTES (4 << 10)
+#define BEGIN_PAGES 12
+#define PAGE_BYTES 4096
+
+static void prefetch_share(const uint8_t *p, const uint8_t *end) {
+    const uint8_t *lines = end - p < BEGIN_BYTES ? end : p + BEGIN_BYTES;
+    for (; p < lines; p += 64) __builtin_prefetch(p);
+    for (int i = 0; i < BEGIN_PAGES && end - p > 0; i++, p += PAGE_BYTES) __builtin_prefetch(p);
+}
+
+void rl_linear_prefetch(const rl_team *team, int ith, const rl_linear *const *lins, size_t n, size_t n_tok) {
+    size_t total = 0;
+    if (n_tok != 1) return;
+    for (size_t i = 0; i < n; i++) total += lins[i]->w.data ? n_units(&lins[i]->w) : 0;
+    size_t unit = total * (size_t)ith / (size_t)rl_team_size(team);
+    for (size_t i = 0; i < n; i++) {
+        const rl_mat *w = &lins[i]->w;
+        size_t units = w->data ? n_units(w) : 0;
+        if (unit < units) {
+            prefetch_share(w->data + unit * unit_rows(w) * w->row_bytes, w->data + w->rows * w->row_bytes);
+            return;
+        }
+        unit -= units;
+    }
+}
+
 static void run_rows(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls) {
     size_t total = 0, i0, i1;
     for (size_t i = 0; i < n_calls; i++) total += n_units(&calls[i].lin->w);

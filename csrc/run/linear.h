@@ -66,6 +66,10 @@ typedef struct rl_linear_call {
 /// Scratch bytes each thread needs for any of these matrices (tile buffers).
 size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok);
 
+/// Begins to read what thread `ith` will read first of these matrices: for before a barrier, or work that memory has
+/// no part in. Only for one token's rows.
+void rl_linear_prefetch(const rl_team *team, int ith, const rl_linear *const *lins, size_t n, size_t n_tok);
+
 /// Multiplies several matrices as one piece of parallel work, without a barrier inside. Called by every
 /// thread of the team with the same arguments, but its own scratch (and, for few tokens, possibly its own
 /// copy of act). The caller meets at a barrier before it reads `out`.

@@ -82,10 +82,18 @@ RL_INLINE __m256i dot(__m256i w, const rl_x *x, const int sign) {
     return mul_add(s, odd_bytes(w, sign), x + 16);
 }
 RL_INLINE __m256i dot_pair(__m256i lo, __m256i hi, const rl_x *x, const int sign) {
+#ifdef RL_DPWSSD // two chains: each step waits for the multiply before it, not only for the addition
+    __m256i a = _mm256_madd_epi16(even_bytes(lo, sign), load256(x));
+    __m256i b = _mm256_madd_epi16(even_bytes(hi, sign), load256(x + 32));
+    a = mul_add(a, odd_bytes(lo, sign), x + 64);
+    b = mul_add(b, odd_bytes(hi, sign), x + 96);
+    return _mm256_add_epi32(a, b);
+#else
     __m256i s = mul_add(_mm256_setzero_si256(), even_bytes(lo, sign), x);
     s = mul_add(s, even_bytes(hi, sign), x + 32);
     s = mul_add(s, odd_bytes(lo, sign), x + 64);
     return mul_add(s, odd_bytes(hi, sign), x + 96);
+#endif
 }
 #endif
 

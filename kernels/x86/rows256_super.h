@@ -27,7 +27,7 @@ RL_INLINE __m256 minimums(__m256i mn16, const act_ptr *x, size_t g) {
 
 // 32 values: v is vector 4 * half + j of the superblock; their scale is in ds (per 32) or d (per 16).
 RL_INLINE void super_step(__m256i v, const int kind, const size_t bytes, const act_ptr *x, size_t g,
-                          const float (*ds)[8], const __m256 *d, __m256 *acc, const int nt, const int half,
+                          const float *const *ds, const __m256 *d, __m256 *acc, const int nt, const int half,
                           const int j) {
     const int per_16 = kind == PER_16_OFFSET || kind == PER_16_MIN;
     const int sign = kind == PER_32_SIGNED || (RL_BITS == 16 && kind == PER_16_OFFSET);
@@ -43,7 +43,8 @@ RL_INLINE void super_step(__m256i v, const int kind, const size_t bytes, const a
 }
 
 RL_INLINE void super_half(const uint8_t *w, half_fn half_of, const int kind, const size_t bytes, const act_ptr *x,
-                          size_t g, const float (*ds)[8], const __m256 *d, __m256 *acc, const int nt, const int half) {
+                          size_t g, const float *const *ds, const __m256 *d, __m256 *acc, const int nt,
+                          const int half) {
     __m256i v[4];
     half_of(w, half, v);
     super_step(v[0], kind, bytes, x, g, ds, d, acc, nt, half, 0);
@@ -58,12 +59,15 @@ RL_INLINE void super_block(const uint8_t *w, const size_t bytes, scales_fn scale
     const int sign = kind == PER_32_SIGNED || (RL_BITS == 16 && kind == PER_16_OFFSET);
     const __m256i dup = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3), dup4 = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
     scales sc = scales_of(w);
-    _Alignas(32) float ds[4][8];
+    _Alignas(32) float spread_ds[4][8];
+    const float *ds[4];
     __m256 d0[4], d1[4];
     for (int t = 0; t < nt; t++) {
         __m256 xs = act_scales(&x[t], g);
         if (!per_16) {
-            _mm256_store_ps(ds[t], _mm256_mul_ps(sc.s0, xs));
+            _mm256_store_ps(spread_ds[t], _mm256_mul_ps(sc.s0, xs));
+            ds[t] = spread_ds[t];
+            __asm__("" : "+r"(ds[t])); // one address in a register: left to itself, gcc keeps and spills all eight
             if (kind == PER_32_MIN) min[t] = _mm256_fnmadd_ps(sc.m, _mm256_loadu_ps(x[t].s + g), min[t]);
         } else {
             d0[t] = _mm256_mul_ps(sc.s0, RL_BITS == 8 ? _mm256_permutevar8x32_ps(xs, dup) : xs);
