@@ -260,6 +260,23 @@ def test_what_is_not_finite_shows(isa):
 
 
 @pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integer_sums_at_their_largest(isa, sign):
+    """Every key, query and value at the end of its range, so that each integer sum is as large as it can be. Sums that
+    wrap would turn the scores of even and odd positions, and with them the output, upside down."""
+    for dim in (32, 256):
+        ends = np.where(np.arange(dim) % 3 == 0, -1.0, 1.0).astype(np.float32)
+        k = np.where(np.arange(192) % 2 == 0, 1.0, -1.0)[:, None, None] * ends
+        v = np.where(np.arange(192) % 2 == 0, 1.0, -1.0)[:, None, None] * np.ones(dim)
+        cache = KVCache(n_head_kv=1, head_dim=dim, n_ctx=192, kv="q8_0", rotate=False)
+        cache.append(k.astype(np.float32), v.astype(np.float32))
+        q = np.broadcast_to(sign * ends, (1, 5, dim)).astype(np.float32)
+        want, _ = oracle(q, cache.k(), cache.v())
+        got = attention(q, cache, isa=isa)
+        assert np.abs(want).min() > 0.9 and error(got, want) < bound("q8_0"), dim
+
+
+@pytest.mark.parametrize("isa", HERE)
 def test_outliers_do_not_drown_the_rest(isa):
     """Integer weights share a step within a page: a value of huge size with no weight must not cost the others."""
     k, v = random((64, 1, 64), 1), random((64, 1, 64), 2)
