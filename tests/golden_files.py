@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import lzma
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -38,7 +37,14 @@ def arch_of(name: str) -> str:
 
 @cache
 def golden(name: str) -> Golden:
+    import lzma  # here, for the Python in which the wheels for musl are tried has none
+
     path = Path(_dir.name) / f"{name}.gguf"
     path.write_bytes(lzma.decompress((ARCH / f"{name}.gguf.xz").read_bytes()))
+    return recorded(name, path)
+
+
+def recorded(name: str, path: Path) -> Golden:
+    """What goes with a model that has been unpacked already."""
     with np.load(ARCH / f"{name}.npz") as z:
         return Golden(path, z["tokens"], z["positions"], z["logits"], int(z["n_ctx"]))
