@@ -14,7 +14,12 @@ stamp="$(sha256sum "$0" | cut -d' ' -f1) $dir"
 if [ "$(cat "$musl/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 rm -rf "$musl"
 mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/apt/src"
-command -v make >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends make; }
+if ! command -v make >/dev/null; then
+    sudo=""
+    [ "$(id -u)" -eq 0 ] || sudo=sudo
+    $sudo apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends make
+fi
 
 # Sources, without making the system's own apt list them.
 for from in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do
