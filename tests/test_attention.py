@@ -214,13 +214,15 @@ def test_batch_split_bound(isa):
 
 
 def test_isas_agree():
+    """With q8_0 most agree to the bit; dotprod, and so i8mm, rounds weights to 32,639 steps instead of 32,767, and either
+    rounding is about 6e-5 off."""
     for kv in ("f32", "f16", "q8_0"):
         cache = filled(700, 2, 64, kv=kv)
         for n_tok in (1, 20):
             q = random((n_tok, 4, 64))
             outs = [attention(q, cache, isa=isa) for isa in HERE]
             for out in outs[1:]:
-                assert error(out, outs[0]) < (3e-5 if kv == "q8_0" else 5e-6)
+                assert error(out, outs[0]) < (1.5e-4 if kv == "q8_0" else 5e-6)
 
 
 def test_q8_0_is_close_to_f32():
@@ -343,5 +345,5 @@ def test_every_kernel_ran():
                         assert error(attention(q[-n_tok:], cache, kernels=name), want[-n_tok:]) < bound(kv), name
                         seen.add(name)
     assert runnable - seen == set()
-    for isa in HERE:
-        assert any(n.endswith("_" + isa) for n in seen), f"no attention kernel of {isa} ran"
+    with_kernels = {n.rsplit("_", 1)[1] for n in names}  # i8mm has none of its own: dotprod's run there
+    assert {n.rsplit("_", 1)[1] for n in seen} == with_kernels & set(HERE)
