@@ -214,8 +214,8 @@ def test_batch_split_bound(isa):
 
 
 def test_isas_agree():
-    """With q8_0 most agree to the bit; dotprod, and so i8mm, rounds weights to 32,639 steps instead of 32,767, and either
-    rounding is about 6e-5 off."""
+    """With q8_0 most agree to the bit; dotprod, and so i8mm, rounds weights to 32,639 steps instead of 32,767, and
+    either rounding is about 6e-5 off."""
     for kv in ("f32", "f16", "q8_0"):
         cache = filled(700, 2, 64, kv=kv)
         for n_tok in (1, 20):
