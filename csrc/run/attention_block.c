@@ -74,12 +74,12 @@ static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_att
                        size_t h, size_t page, size_t rows, size_t n_tok) {
     const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
     rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
-    if (!c->blocked) touch_page(l, h, page + 2);
     if (c->blocked) {
         p->kload(&l->k, &head, local->kt);
         p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);
         return;
     }
+    touch_page(l, h, page + 2);
     for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
         rl_attn_k_args ka = {.side = &l->k,
                              .head = head,

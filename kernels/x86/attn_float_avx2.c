@@ -9,6 +9,8 @@
 #endif
 #include <immintrin.h>
 
+#include "kernels/x86/attn_exp.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE __m256 load8(const uint8_t *p, const int half) {
@@ -111,12 +113,7 @@ INLINE __m256 exp8(__m256 x) {
     const __m256 log2e = _mm256_set1_ps(1.44269504f), magic = _mm256_set1_ps(0x1.8p23f);
     x = _mm256_max_ps(_mm256_set1_ps(-88.0f), x); // the second operand when it is NaN
     __m256 t = _mm256_fmadd_ps(x, log2e, magic), n = _mm256_sub_ps(t, magic), f = _mm256_fmsub_ps(x, log2e, n);
-    __m256 p = _mm256_set1_ps(0x1.5bba14p-10f);
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.3cea88p-7f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.c6b752p-5f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ebf9bcp-3f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e42ap-1f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    __m256 p = ATTN_EXP2(f, _mm256_set1_ps, _mm256_fmadd_ps);
     // The last bits of t are n; at -88 it is -127, whose exponent is that of 0.
     __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23);
     return _mm256_mul_ps(p, _mm256_castsi256_ps(e));

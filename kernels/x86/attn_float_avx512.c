@@ -9,6 +9,8 @@
 #endif
 #include <immintrin.h>
 
+#include "kernels/x86/attn_exp.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE __m512 load16(const uint8_t *p, const int half) {
@@ -114,18 +116,13 @@ void rl_attn_v_f32_tile_avx512(const rl_attn_v_args *a) {
 }
 void rl_attn_v_f16_tile_avx512(const rl_attn_v_args *a){BY_ROWS(v_rows, a, 1)}
 
-// exp for x <= 0, -inf and NaN: 2^n * 2^f, |f| <= 1/2, by the minimax polynomial of relative error 1.1e-7; 0 below
-// -87. The product with log2(e) is rounded once, in f, so that the error does not grow with |x| but by 1e-8 of it.
+// exp for x <= 0, -inf and NaN: 2^n * 2^f, |f| <= 1/2 (attn_exp.h); 0 below -87. The product with log2(e) is rounded
+// once, in f, so that the error does not grow with |x| but by 1e-8 of it.
 INLINE __m512 exp16(__m512 x) {
     const __m512 log2e = _mm512_set1_ps(1.44269504f), magic = _mm512_set1_ps(0x1.8p23f);
     __mmask16 some = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
     __m512 t = _mm512_fmadd_ps(x, log2e, magic), n = _mm512_sub_ps(t, magic), f = _mm512_fmsub_ps(x, log2e, n);
-    __m512 p = _mm512_set1_ps(0x1.5bba14p-10f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.3cea88p-7f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6b752p-5f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebf9bcp-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e42ap-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    __m512 p = ATTN_EXP2(f, _mm512_set1_ps, _mm512_fmadd_ps);
     // The last bits of t are n: added to the exponent. A NaN stays one, the last bits of t being 0 then.
     __m512i n23 = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
     return _mm512_castsi512_ps(_mm512_maskz_add_epi32(some, _mm512_castps_si512(p), n23));

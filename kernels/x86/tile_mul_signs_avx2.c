@@ -87,24 +87,19 @@ void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t
     for (size_t tok = 0; tok < n_tok; tok += RL_PANEL, p++)
         for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += LANES * NR) {
             float *out = c + tok * RL_TILE_ROWS + r0;
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        block(w, &s, r0, p, N, klen, out);                                                                             \
+        break
             switch (n_tok - tok) {
-            case 1:
-                block(w, &s, r0, p, 1, klen, out);
-                break;
-            case 2:
-                block(w, &s, r0, p, 2, klen, out);
-                break;
-            case 3:
-                block(w, &s, r0, p, 3, klen, out);
-                break;
-            case 4:
-                block(w, &s, r0, p, 4, klen, out);
-                break;
-            case 5:
-                block(w, &s, r0, p, 5, klen, out);
-                break;
+                CASE(1);
+                CASE(2);
+                CASE(3);
+                CASE(4);
+                CASE(5);
             default:
                 block(w, &s, r0, p, 6, klen, out);
             }
+#undef CASE
         }
 }
