@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -127,27 +127,33 @@ def measure_core(known: str = "") -> Sample:
     return best_of(_reads([known] if known in names else names, 2 if known in names else READS))
 
 
+def rows_in_cache(type: str, cols: int) -> tuple[Callable[[str, int], float], int]:
+    """(seconds, bytes): seconds(kernel, repeats) of a rows kernel for one token, over so many bytes of weights of its
+    own, which stay in the second-level cache. ValueError for another kind of kernel."""
+    _, block, block_bytes = _core._type_info(type)
+    row_bytes = cols // block * block_bytes
+    n = max(1, CACHE_BYTES // row_bytes)
+    w = np.zeros((n, row_bytes), np.uint8)
+    x, out = np.ones((1, cols), np.float32), np.empty((1, n), np.float32)
+    return lambda kernel, repeats: _core._rows(kernel, w, row_bytes, n, x, out, repeats), w.nbytes
+
+
 def measure_kernels(names: Iterable[str], type: str, cols: int) -> dict[str, Sample]:
     """Rows kernels of one token with weights in the second-level cache, by turns."""
-    _, block, nbytes = _core._type_info(type)
-    row_bytes = cols // block * nbytes
-    rows = max(1, CACHE_BYTES // row_bytes)
-    w = np.zeros((rows, row_bytes), np.uint8)
-    x = np.ones((1, cols), np.float32)
-    out = np.empty((1, rows), np.float32)
-    repeats = {k: max(1, int(KERNEL_S / max(_core._rows(k, w, row_bytes, rows, x, out), 1e-9))) for k in names}
+    run, nbytes = rows_in_cache(type, cols)
+    repeats = {k: max(1, int(KERNEL_S / max(run(k, 1), 1e-9))) for k in names}
     turns: dict[str, list[tuple[float, float]]] = {k: [] for k in repeats}
     for _ in range(TURNS):
         for kernel, n in repeats.items():
             wall, core = time.perf_counter(), time.thread_time()
-            seconds = _core._rows(kernel, w, row_bytes, rows, x, out, n) / n
+            seconds = run(kernel, n) / n
             core, wall = time.thread_time() - core, time.perf_counter() - wall
             turns[kernel].append((seconds, core / wall))
     found = {}
     for kernel, timed in turns.items():
         timed.sort()
         fastest, busy = timed[0][0], sorted(b for _, b in timed)[TURNS // 2]
-        found[kernel] = judged(w.nbytes / fastest / 1e9, busy, timed[TURNS // 2][0] / fastest)
+        found[kernel] = judged(nbytes / fastest / 1e9, busy, timed[TURNS // 2][0] / fastest)
     return found
 
 
@@ -180,16 +186,20 @@ def _read_file() -> dict[str, Any]:
 
 def load(key: str) -> dict[str, Rate]:
     """The rates kept of a machine, by "core" and "kernel/columns"; empty when the file has none of it."""
+    return _rates_of(_read_file(), key)
+
+
+def _rates_of(kept: dict[str, Any], key: str) -> dict[str, Rate]:
     try:
-        return {name: Rate(**rate) for name, rate in _read_file()["machines"][key].items()}
+        return {name: Rate(**rate) for name, rate in kept["machines"][key].items()}
     except (KeyError, TypeError, AttributeError):
         return {}
 
 
 def save(key: str, rates: dict[str, Rate]) -> str:
     """Writes them, beside what another process may have written meanwhile; returns where they are, or why not."""
-    machines = _read_file().get("machines")
-    larger = load(key)
+    kept = _read_file()
+    machines, larger = kept.get("machines"), _rates_of(kept, key)
     for name, rate in rates.items():
         if name not in larger or larger[name].gbs <= rate.gbs:
             larger[name] = rate

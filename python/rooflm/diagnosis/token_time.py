@@ -15,8 +15,8 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from rooflm import _core
 from rooflm._costs import MATRICES
+from rooflm._rates import rows_in_cache
 from rooflm.model import Session
 
 # Parts of a token's time in words; see account().
@@ -28,7 +28,6 @@ LABELS = {
     "others": "other operations",
     "outside": "outside",
 }
-CACHE_BYTES = 128 << 10  # weights of one thread: they stay in the second-level cache
 SECONDS = 2e-3  # of one timing: long enough that all threads run at once
 TURNS = 4
 
@@ -71,18 +70,14 @@ def kernel_limit(session: Session) -> Optional[dict[str, Any]]:
 def team_gbs(kernel: str, type: str, columns: int, threads: int, cpus: Sequence[int]) -> float:
     """Best GB/s of several short runs of a rows kernel for one token, on so many threads at once (pinned to these CPUs
     if there are any), each with weights of its own in its cache."""
-    _, block, block_bytes = _core._type_info(type)
-    row_bytes = columns // block * block_bytes
-    n_rows = max(1, CACHE_BYTES // row_bytes)
     start = threading.Barrier(threads)
 
     def one(i: int) -> list[float]:
         if cpus:
             os.sched_setaffinity(0, {cpus[i % len(cpus)]})  # of this thread, which ends with the pool
-        w = np.zeros((n_rows, row_bytes), np.uint8)
-        x, out = np.ones((1, columns), np.float32), np.empty((1, n_rows), np.float32)
+        run, nbytes = rows_in_cache(type, columns)
         try:
-            once = min(_core._rows(kernel, w, row_bytes, n_rows, x, out) for _ in range(3))
+            once = min(run(kernel, 1) for _ in range(3))
         except ValueError:
             start.abort()
             raise
@@ -90,8 +85,7 @@ def team_gbs(kernel: str, type: str, columns: int, threads: int, cpus: Sequence[
         rates: list[float] = []
         for _ in range(TURNS):
             start.wait()
-            seconds = _core._rows(kernel, w, row_bytes, n_rows, x, out, repeats)
-            rates.append(1e-9 * w.nbytes * repeats / seconds)
+            rates.append(1e-9 * nbytes * repeats / run(kernel, repeats))
         return rates
 
     with ThreadPoolExecutor(threads) as pool:
