@@ -27,6 +27,13 @@ def save_picture(ax: Axes, path: str) -> None:
     need("matplotlib.pyplot").close(figure)
 
 
+def plot_to(path: Optional[str], result: Any) -> None:
+    """Draws a result into a file, if there is a path. For after the result was printed: a file that cannot be written
+    must not cost a long measurement."""
+    if path:
+        save_picture(result.plot(), path)
+
+
 def axes(ax: Optional[Axes], **figure: Any) -> Axes:
     """The axes given, or new ones in a figure of their own made with these settings. rcParams stay as they are."""
     if ax is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from rooflm._optional import save_picture
+from rooflm._optional import plot_to
 from rooflm._output import answer, emit, show, table
 from rooflm._progress import end_status_line, status_line
 from rooflm.device.sizes import size_text
@@ -18,8 +18,7 @@ def machine(args: argparse.Namespace) -> int:
     facts = rooflm.machine(measure=args.measure, progress=status_line(args.json))
     end_status_line(args.json)
     answer(facts, args)
-    if args.plot:
-        save_picture(facts.plot(), args.plot)
+    plot_to(args.plot, facts)
     return 0
 
 
@@ -35,8 +34,7 @@ def randmem(args: argparse.Namespace) -> int:
         ladder = latency_ladder(smallest=smallest, largest=args.size, stride=args.stride, progress=progress)
         end_status_line(args.json)
         answer(ladder, args)
-        if args.plot:
-            save_picture(ladder.plot(), args.plot)
+        plot_to(args.plot, ladder)
         return 0
     walks = [
         random_latency(args.size, stride=args.stride, iters=args.iter, huge=huge, random=random, seed=args.seed)
@@ -74,8 +72,7 @@ def trace(args: argparse.Namespace) -> int:
                 session.eval(ids[i : i + 1])
     if args.chrome:
         tr.to_chrome(args.chrome)
-    if args.plot:
-        save_picture(tr.plot(), args.plot)
+    plot_to(args.plot, tr)
     if args.json:
         emit(tr)
         return 0

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Optional
+from typing import Any
 
-from rooflm._optional import save_picture
+from rooflm._optional import plot_to
 from rooflm._output import answer, emit
 from rooflm._progress import end_status_line, status_line
 
@@ -37,12 +37,6 @@ def _kept(interrupt: KeyboardInterrupt) -> Any:
     return interrupt.results
 
 
-def _picture(result: Any, path: Optional[str]) -> None:
-    """After the result was printed: a file that cannot be written must not cost a long measurement."""
-    if path:
-        save_picture(result.plot(), path)
-
-
 def health(args: argparse.Namespace) -> int:
     import rooflm
 
@@ -55,7 +49,7 @@ def health(args: argparse.Namespace) -> int:
         emit(result)
     else:
         print(result if args.curve else result.line())
-    _picture(result, args.plot)
+    plot_to(args.plot, result)
     return 1 if result.verdict["verdict"] == "regression" else 0
 
 
@@ -73,7 +67,7 @@ def soak(args: argparse.Namespace) -> int:
         result, interrupted = _kept(e), True
     end_status_line(args.json)
     answer(result, args)
-    _picture(result, args.plot)
+    plot_to(args.plot, result)
     return 130 if interrupted else 1 if result.leaks else 0
 
 
@@ -109,7 +103,7 @@ def sweep(args: argparse.Namespace) -> int:
         print(f"knee at {k['kv_bytes'] / 1e6:.1f} MB: {k['before_gbs']:.1f} to {k['after_gbs']:.1f} GB/s; the "
               f"nearest cache is {k['cache'] or 'not known'}")  # fmt: skip
     if len(result):
-        _picture(result, args.plot)
+        plot_to(args.plot, result)
     return 130 if interrupted else 0
 
 
@@ -124,5 +118,5 @@ def tune(args: argparse.Namespace) -> int:
     )  # fmt: skip
     end_status_line(args.json)
     answer(result, args)
-    _picture(result, args.plot)
+    plot_to(args.plot, result)
     return 0

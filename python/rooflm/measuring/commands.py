@@ -8,7 +8,7 @@ import sys
 from typing import Any, Optional, Union
 
 from rooflm._arguments import single
-from rooflm._optional import save_picture
+from rooflm._optional import plot_to
 from rooflm._output import answer, emit, megabytes
 
 
@@ -89,9 +89,8 @@ def explain(args: argparse.Namespace) -> int:
     import rooflm
 
     result = rooflm.explain(args.a, args.b)
-    if args.plot:
-        save_picture(result.plot(), args.plot)
     answer(result, args)
+    plot_to(args.plot, result)
     return 0
 
 

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rooflm._arguments import single
-from rooflm._optional import save_picture
+from rooflm._optional import plot_to
 from rooflm._output import answer, emit
 
 
 def _answer(result: Any, args: argparse.Namespace) -> None:
-    """Printed first: a picture that cannot be written must not cost a long measurement."""
     answer(result, args)
-    if args.plot:
-        save_picture(result.plot(), args.plot)
+    plot_to(args.plot, result)
 
 
 def compare(args: argparse.Namespace) -> int:

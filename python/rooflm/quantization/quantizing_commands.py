@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rooflm._optional import save_picture
+from rooflm._optional import plot_to
 from rooflm._output import answer, emit
 
 
@@ -147,6 +147,5 @@ def formats(args: argparse.Namespace) -> int:
         what, cols=args.cols, speed=not args.no_speed, threads=args.threads, model_weights=args.weights
     )
     answer(result, args)
-    if args.plot:
-        save_picture(result.plot(), args.plot)
+    plot_to(args.plot, result)
     return 0
