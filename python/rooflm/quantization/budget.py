@@ -276,7 +276,10 @@ def error_budget(
     names = [s.name for s in sources]
     # Each set of sources is measured once: with two, "without one" is the other alone.
     wanted: dict[str, frozenset[str]] = {"whole": frozenset(names)}
-    on_model = [s.name for s in sources if s.of_activations and used is not ref and not _changes_kernels(exact, s)]
+    on_model: list[str] = []
+    if used is not ref:
+        of_exact = _kernels(exact)
+        on_model = [s.name for s in sources if s.of_activations and _kernels(s.apply(exact)) == of_exact]
     wanted.update({n: frozenset([n]) for n in names})
     if left_out:
         wanted.update({f"without {n}": frozenset(names) - {n} for n in names})
@@ -305,13 +308,10 @@ def error_budget(
     return ErrorBudget(head, cut, names, kl, on_model)
 
 
-def _changes_kernels(setting: Setting, source: Source) -> bool:
-    """Whether any matrix of these weights is multiplied by another kernel with this source."""
-    found = []
-    for each in (setting, source.apply(setting)):
-        with each.session(n_ctx=64) as s:
-            found.append([row["kernel"] for row in s.kernels(64)])
-    return found[0] != found[1]
+def _kernels(setting: Setting) -> list[str]:
+    """What multiplies each matrix of a prompt."""
+    with setting.session(n_ctx=64) as s:
+        return [row["kernel"] for row in s.kernels(64)]
 
 
 def _apply(exact: Setting, sources: list[Source], on: frozenset[str]) -> Setting:

@@ -230,9 +230,13 @@ def mix(
         costs = [sizes[n].astype(float) for n in names]
         budget = (size_bytes - header if size_bytes is not None else (bits or 0) * values / 8) - kept
     low, high = (sum(float(f(c)) for c in costs) for f in (np.min, np.max))
+
+    def too_much(least: float) -> ValueError:
+        reach = _reach(given[0], least, kept, header, values)
+        return ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
+
     if budget < low:
-        reach = _reach(given[0], low, kept, header, values)
-        raise ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
+        raise too_much(low)
     if speed_tps is None and budget > 1.01 * high:
         reach = _reach(given[0], high, kept, header, values)
         raise ValueError(f"{given[0]}={targets[given[0]]} is more than these types fill: the most is {reach}")
@@ -246,10 +250,7 @@ def mix(
             if abs(seconds / budget - 1) < NEAR:
                 break
             if picked == cheapest and seconds > budget:
-                raise ValueError(
-                    f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is "
-                    f"{1 / seconds:.4g} tokens/s"
-                )
+                raise too_much(seconds)
             room = min(budget / slower, high)
             again = solve(costs, expected, room) if room > low else cheapest
             if again == picked:

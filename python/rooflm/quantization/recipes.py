@@ -8,6 +8,7 @@ The mixtures are those of llama.cpp's quantizer, by its names; tests compare the
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -72,10 +73,7 @@ def shape_of(source: _core.GGUF) -> Shape:
 
 def is_quantized_here(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a recipe may change this tensor: a matrix of weights. A single row is a vector."""
-    rows = 1
-    for n in shape[:-1]:
-        rows *= n
-    return rows > 1 and name.endswith("weight") and not any(piece in name for piece in KEPT)
+    return math.prod(shape[:-1]) > 1 and name.endswith("weight") and not any(piece in name for piece in KEPT)
 
 
 def fitting(type: str, n: int) -> str:
