@@ -6,6 +6,7 @@
 The first half of TEXT gives importance and sensitivities, the second half the verdict. The reference is MODEL in F16. A
 quantized MODEL holds values that its own types give back without any error, which says nothing about other models: so
 the values of the reference are first spread evenly over the steps they were once rounded to (--as-is leaves them).
+--budget is of this run: another one goes on with the sensitivities that are left, --budget 0 takes what is there.
 
 --norms is what tools/gradient_norms.py wrote for SCRATCH_DIRECTORY/reference.gguf; that file is made first and kept, as
 are importance and sensitivities. Prints sizes, KL with 95 % intervals, and differences to Q4_K_M paired by window.
@@ -59,15 +60,13 @@ def write_reference(model: str, path: Path, as_is: bool) -> None:
 
 
 def swaps(reference: Path, seen: str, kept: Path, importance: Any, budget_s: float, threads: Optional[int]) -> Any:
-    """Rows of rooflm.sensitivity, of this run or an earlier one."""
-    if not kept.exists():
-        s = rooflm.sensitivity(
-            reference, seen, types=["Q4_0"], ctx=256, windows=3, imatrix=importance, budget_s=budget_s,
-            n_threads=threads, progress=True,
-        )  # fmt: skip
-        print(f"{len(s.rows)} swaps in {s.head['seconds']:.0f} s, {len(s.not_measured)} left out")
-        kept.write_text(json.dumps(plain(s.rows)), encoding="utf-8")
-    return json.loads(kept.read_text(encoding="utf-8"))
+    """rooflm.sensitivity, going on from what an earlier run kept."""
+    s = rooflm.sensitivity(
+        reference, seen, types=["Q4_0"], ctx=256, windows=3, imatrix=importance, budget_s=budget_s,
+        resume=kept if kept.exists() else None, out=kept, n_threads=threads, progress=True,
+    )  # fmt: skip
+    print(f"{len(s.rows)} swaps in {s.head['seconds']:.0f} s, {len(s.not_measured)} left out")
+    return s
 
 
 def main() -> None:

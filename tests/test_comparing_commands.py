@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from maker import tiny_model
@@ -150,6 +151,17 @@ def test_sensitivity_quantizes_with_importance(run, tmp_path, files):
         json.loads(run(*args, *more, "--json").out)["tensors"] for more in ((), ("--imatrix", str(importance)))
     )
     assert [r["kl_mean"] for r in plain] != [r["kl_mean"] for r in weighted]
+
+
+def test_sensitivity_goes_on_and_a_mix_takes_its_record(run, tmp_path):
+    state = str(tmp_path / "s.json")
+    args = ("sensitivity", "F32", "--types", "Q5_0", "--text", "text", "--ctx", "32", "--windows", "2", "--out", state)
+    assert "swaps not measured: the time budget of 0 s ended; resume= goes on" in run(*args, "--budget", "0").out
+    assert "exists already" in run(*args, code=1).err
+    whole = json.loads(run(*args, "--resume", state, "--json").out)
+    assert whole["not_measured"] == [] and whole == json.loads(Path(state).read_text())
+    to = ("quantize", "F32", str(tmp_path / "mix.gguf"), "--bits", "8", "--json")
+    assert json.loads(run(*to, "--by", state).out)["mix"]["by"] == "sensitivity"
 
 
 def test_a_matrix_for_a_directory_that_is_not_there_is_refused_at_once(run, tmp_path):

@@ -154,6 +154,22 @@ def test_measured_swaps_become_sensitivities():
     assert between["blk.1.ffn_down.weight"] == pytest.approx(3)
 
 
+def test_a_kind_of_which_some_tensors_were_swapped_is_judged_by_those():
+    errors = errors_of(l0_ffn_down=0.01, l1_ffn_down=0.03, l2_ffn_down=0.04)
+    rows = [{"tensor": None, "tensors": ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"], "kind": "down",
+             "type": "Q4_0", "kl_mean": 0.08}]  # fmt: skip
+    assert losses.from_swaps(rows, errors) == pytest.approx(dict.fromkeys(errors, 2.0))
+
+
+def test_swaps_to_a_type_that_the_mix_may_not_use_count_all_the_same(source):
+    rows = [{"tensor": None, "kind": "down", "type": "Q4_0", "kl_mean": 5.0},
+            {"tensor": None, "kind": "up", "type": "Q4_0", "kl_mean": 1e-4}]  # fmt: skip
+    m = rooflm.mix(source, bits=6.5, types=["Q8_0", "Q5_0"], by=rows)
+    assert set(m.values()) == {"Q8_0", "Q5_0"} and m.by == "sensitivity"
+    kinds = {r["tensor"].split(".")[-2]: r["sensitivity"] for r in m.rows}
+    assert kinds["ffn_down"] > 1e3 * kinds["ffn_up"]
+
+
 def test_without_measurements_a_matrix_counts_by_its_place():
     errors = errors_of(l0_ffn_down=0.1, l1_ffn_down=0.1, l0_attn_v=0.1, l1_attn_v=0.1, embd=0.1, output=0.1)
     s, title = losses.sensitivities(None, errors, True, 2)

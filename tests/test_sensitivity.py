@@ -90,6 +90,120 @@ def test_a_time_budget_leaves_out_detail_first(files):
     assert "not measured" in repr(s)
 
 
+def rows_by_swap(s):
+    return {(r["tensor"], r["kind"], r["type"]): (r["kl_mean"], r["kl_ci95"], r["nbytes"]) for r in s.rows}
+
+
+def stop_after(monkeypatch, n, error):
+    """The swap behind the n-th fails; gives the list of those that ran."""
+    ran = []
+    measure = sensitivity._row
+
+    def row(swap, *args):
+        if len(ran) == n:
+            raise error
+        ran.append(swap.name)
+        return measure(swap, *args)
+
+    monkeypatch.setattr(sensitivity, "_row", row)
+    return ran
+
+
+def test_going_on_gives_the_table_of_one_run(files, tmp_path, monkeypatch):
+    whole = rooflm.sensitivity(files["F32"], TOKENS, types="Q4_0", **SHAPE)
+    out = tmp_path / "s.json"
+    with monkeypatch.context() as m:
+        first = stop_after(m, 9, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt) as e:
+            rooflm.sensitivity(files["F32"], TOKENS, types="Q4_0", out=out, **SHAPE)
+    part = e.value.results
+    assert len(part.rows) == 9 and len(part.not_measured) == 14 and "interrupted" in repr(part)
+    assert json.loads(out.read_text())["not_measured"] == part.not_measured
+    for state in (out, str(out), part, part.to_dict(), json.loads(part.to_json())):
+        with monkeypatch.context() as m:
+            second = stop_after(m, 99, AssertionError())
+            s = rooflm.sensitivity(files["F32"], TOKENS, types="Q4_0", resume=state, **SHAPE)
+        assert len(second) == 14 and not set(first) & set(second)
+        assert rows_by_swap(s) == rows_by_swap(whole) and s.not_measured == []
+        assert s.head["seconds"] > part.head["seconds"] and not s.head["interrupted"]
+
+
+def test_other_types_and_tensors_are_added_to_what_is_there(files, tmp_path):
+    a = rooflm.sensitivity(files["F32"], TOKENS, types="Q4_0", tensors="blk.0.attn_*", **SHAPE)
+    a.save(tmp_path / "a.json")
+    b = rooflm.sensitivity(files["F32"], TOKENS, types=["Q4_0", "Q8_0"], tensors="*attn_q*", resume=a, **SHAPE)
+    # The swap of the kind is another one: it now has the tensors of both layers.
+    new = [r for r in b.rows if r not in a.rows]
+    assert [(r["tensor"], len(r["tensors"]), r["type"]) for r in new] == [
+        (None, 2, "Q4_0"), (None, 2, "Q8_0"), ("blk.0.attn_q.weight", 1, "Q8_0"), ("blk.1.attn_q.weight", 1, "Q4_0"),
+        ("blk.1.attn_q.weight", 1, "Q8_0"),
+    ]  # fmt: skip
+    assert len(b.rows) == len(a.rows) + 5
+    # The file's own blocks are no swap to the same type of the reference's values.
+    shape = {**SHAPE, "reference": files["F32"], "tensors": "blk.1.attn_q*"}
+    own = rooflm.sensitivity(files["Q4_0"], TOKENS, **shape)
+    with pytest.raises(ValueError, match="the file whose tensors are put in was given and is not now"):
+        rooflm.sensitivity(files["Q4_0"], TOKENS, types="Q4_0", resume=own, **shape)
+    assert rooflm.sensitivity(files["Q4_0"], TOKENS, resume=own, **shape).rows == own.rows
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"reference": "Q4_0"}, "the reference file is another one"),
+        ({"text": TOKENS[::-1]}, "the text is another one"),
+        ({"ctx": 16}, "ctx was 32 and is now 16"),
+        ({"windows": 2}, "windows was 3 and is now 2"),
+        ({"compute": "f32"}, "compute was 'int16' and is now 'f32'"),
+        ({"kv": "q8_0"}, "kv was 'f32' and is now 'q8_0'"),
+        ({"imatrix": {"blk.0.attn_q.weight": np.ones(64)}}, "imatrix was not given and is now"),
+    ],
+)
+def test_only_the_same_measurement_is_gone_on_with(files, change, message):
+    shape = {**SHAPE, "types": "Q4_0", "tensors": "blk.0.attn_q.weight", "text": TOKENS}
+    a = rooflm.sensitivity(files["F32"], **shape)
+    new = {**shape, **change}
+    file = files[new.pop("reference", "F32")]
+    with pytest.raises(ValueError, match=message):
+        rooflm.sensitivity(file, resume=a, **new)
+
+
+def test_another_importance_is_another_measurement(files):
+    shape = {**SHAPE, "types": "Q4_0", "tensors": "blk.0.attn_q.weight"}
+    weights = np.linspace(1, 2, 64, dtype=np.float32)
+    a = rooflm.sensitivity(files["F32"], TOKENS, imatrix={"blk.0.attn_q.weight": weights}, **shape)
+    with pytest.raises(ValueError, match="imatrix is another one"):
+        rooflm.sensitivity(files["F32"], TOKENS, imatrix={"blk.0.attn_q.weight": weights[::-1]}, resume=a, **shape)
+    again = {"blk.0.attn_q.weight": weights.astype(np.float64)}
+    assert rooflm.sensitivity(files["F32"], TOKENS, imatrix=again, resume=a, **shape).rows == a.rows
+
+
+def test_records_that_are_none(files, tmp_path):
+    shape = {**SHAPE, "types": "Q4_0", "tensors": "blk.0.attn_q.weight"}
+    a = rooflm.sensitivity(files["F32"], TOKENS, **shape)
+    torn = tmp_path / "torn.json"
+    torn.write_text(a.to_json()[:-9])
+    old = {k: v for k, v in a.to_dict().items() if k != "text_sha256"}
+    for state, message in ((torn, "torn.json .* not JSON"), ({"rows": []}, "kinds and tensors"), ([], "kinds and tens"),
+                           (old, "does not say text_sha256")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            rooflm.sensitivity(files["F32"], TOKENS, resume=state, **shape)
+
+
+def test_a_record_is_not_written_over(files, tmp_path, monkeypatch):
+    shape = {**SHAPE, "types": "Q4_0", "tensors": "blk.0.attn_q.weight"}
+    out = tmp_path / "s.json"
+    a = rooflm.sensitivity(files["F32"], TOKENS, out=out, **shape)
+    kept = out.read_bytes()
+    ran = stop_after(monkeypatch, 0, AssertionError())
+    for resume in (None, a):
+        with pytest.raises(FileExistsError, match="resume= with its name goes on"):
+            rooflm.sensitivity(files["F32"], TOKENS, out=out, resume=resume, **shape)
+    with pytest.raises(FileNotFoundError, match="no directory"):
+        rooflm.sensitivity(files["F32"], TOKENS, out=tmp_path / "none" / "s.json", **shape)
+    assert ran == [] and out.read_bytes() == kept and os.listdir(tmp_path) == ["s.json"]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
 def test_order_covers_the_depth_early(n):
     order = list(_spread(n))

@@ -44,6 +44,14 @@ def answer(result: Any, args: argparse.Namespace) -> None:
         print(result)
 
 
+def measured_before(interrupt: KeyboardInterrupt) -> Any:
+    """What was measured before Ctrl-C; where nothing was, the interrupt goes on."""
+    results = getattr(interrupt, "results", None)
+    if not results:
+        raise interrupt
+    return results
+
+
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Columns as wide as their content; numbers to the right."""
     cells = [[show(r.get(c)) for c in columns] for r in rows]

@@ -11,11 +11,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
 from rooflm._output import plain
+from rooflm._whole_file import write_whole
 from rooflm.fetching import cache_dir
 
 SCHEMA = 2
@@ -47,11 +47,9 @@ def keep(m: Mapping[str, Any], measured: Mapping[str, Any]) -> Optional[str]:
     """Writes the measurement; None, or why it could not be kept."""
     key = key_of(m)
     path = _path(key)
-    fresh = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps({"schema": SCHEMA, "key": key, "measured": plain(measured)}, allow_nan=False))
-        os.replace(fresh, path)
+        write_whole(path, json.dumps({"schema": SCHEMA, "key": key, "measured": plain(measured)}, allow_nan=False))
     except OSError as e:
         return f"{path}: {e.strerror or e}"
     return None

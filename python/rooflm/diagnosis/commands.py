@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from rooflm._optional import plot_to
-from rooflm._output import answer, emit
+from rooflm._output import answer, emit, measured_before
 from rooflm._progress import end_status_line, status_line
 
 
@@ -28,13 +28,6 @@ def doctor(args: argparse.Namespace) -> int:
     else:
         print(found)
     return 0
-
-
-def _kept(interrupt: KeyboardInterrupt) -> Any:
-    """What was measured before Ctrl-C; where nothing was, the interrupt goes on."""
-    if not hasattr(interrupt, "results"):
-        raise interrupt
-    return interrupt.results
 
 
 def health(args: argparse.Namespace) -> int:
@@ -64,7 +57,7 @@ def soak(args: argparse.Namespace) -> int:
             out=args.out, progress=status_line(args.json),
         )  # fmt: skip
     except KeyboardInterrupt as e:  # what was seen is worth more than the rest
-        result, interrupted = _kept(e), True
+        result, interrupted = measured_before(e), True
     end_status_line(args.json)
     answer(result, args)
     plot_to(args.plot, result)
@@ -95,7 +88,7 @@ def sweep(args: argparse.Namespace) -> int:
             progress=status_line(args.json),
         )  # fmt: skip
     except KeyboardInterrupt as e:
-        result, interrupted = _kept(e), True
+        result, interrupted = measured_before(e), True
     end_status_line(args.json)
     answer(result, args)
     if not args.json and args.kind == "cache" and result.knee:

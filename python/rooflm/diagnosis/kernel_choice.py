@@ -5,13 +5,13 @@ library version it was measured with; any other is ignored, and said to be."""
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._whole_file import write_whole
 from rooflm.measuring.recording import PathLike
 from rooflm.model import Model
 
@@ -52,12 +52,7 @@ def save_choice(fastest: Sequence[dict[str, Any]], path: Optional[PathLike] = No
     same = {tuple(e[k] for k in keys) for e in fresh}
     kept = [e for e in _read(file) if tuple(e.get(k) for k in keys) not in same]
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps({"schema": 1, "entries": [*kept, *fresh]}, indent=1))
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(file, json.dumps({"schema": 1, "entries": [*kept, *fresh]}, indent=1))
     return file
 
 

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 from rooflm._arguments import single
 from rooflm._optional import plot_to
-from rooflm._output import answer, emit, megabytes
+from rooflm._output import answer, emit, measured_before, megabytes
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -33,10 +33,7 @@ def bench(args: argparse.Namespace) -> int:
             progress=False if args.json else None,
         )
     except KeyboardInterrupt as e:
-        if not getattr(e, "results", None):
-            raise
-        result = e.results  # type: ignore[attr-defined]
-        interrupted = True
+        result, interrupted = measured_before(e), True
     if args.json:
         emit(result)
     else:
@@ -70,19 +67,23 @@ def load(args: argparse.Namespace) -> int:
     from rooflm.fetching import resolve_model
     from rooflm.measuring.loading import STATES, WAYS
 
-    result = rooflm.load_times(
-        resolve_model(args.model),
-        ways=args.ways or WAYS,
-        states=args.states or STATES,
-        threads=args.threads,
-        repeats=args.repeats,
-        progress=False if args.json else None,
-    )
+    interrupted = False
+    try:
+        result = rooflm.load_times(
+            resolve_model(args.model),
+            ways=args.ways or WAYS,
+            states=args.states or STATES,
+            threads=args.threads,
+            repeats=args.repeats,
+            progress=False if args.json else None,
+        )
+    except KeyboardInterrupt as e:
+        result, interrupted = measured_before(e), True
     missed = {f"{r['state']} was not reached: {r['state_why']}" for r in result if not r["state_reached"]}
     for line in sorted(missed):
         print(f"rooflm: {line}", file=sys.stderr)
     answer(result, args)
-    return 0
+    return 130 if interrupted else 0
 
 
 def explain(args: argparse.Namespace) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import statistics
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, TypeVar, Union, overload
 
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, plain, table
+from rooflm._whole_file import write_whole
 from rooflm.measuring.recording import PathLike, read_records, record_line
 
 if TYPE_CHECKING:
@@ -172,16 +172,7 @@ class Results:
 
     def save(self, path: PathLike) -> None:
         """Writes the records as lines of JSON, in place of what the file held."""
-        fresh = f"{os.fspath(path)}.{os.getpid()}"
-        try:
-            with open(fresh, "w", encoding="utf-8", errors="surrogateescape") as f:
-                f.writelines(record_line(r) + "\n" for r in self.records)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(fresh, path)
-        finally:
-            if os.path.exists(fresh):
-                os.unlink(fresh)
+        write_whole(path, "".join(record_line(r) + "\n" for r in self.records))
 
     @classmethod
     def load(cls, path: PathLike) -> Results:

@@ -54,6 +54,8 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--windows", type=positive, default=4, help="how many windows from the start (default 4)")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no swap after so many seconds")
     p.add_argument("--imatrix", metavar="FILE", help="importance of columns for --types, see rooflm imatrix")
+    p.add_argument("--out", metavar="FILE", help="the record of --json, written after every swap")
+    p.add_argument("--resume", metavar="FILE", help="go on from an earlier record; may be the file of --out")
     _threads(p)
     plot_argument(p, "KL by layer and kind")
 

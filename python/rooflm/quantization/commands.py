@@ -9,7 +9,7 @@ from typing import Any
 
 from rooflm._arguments import single
 from rooflm._optional import plot_to
-from rooflm._output import answer, emit
+from rooflm._output import answer, emit, measured_before
 
 
 def _answer(result: Any, args: argparse.Namespace) -> None:
@@ -85,22 +85,28 @@ def sensitivity(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
 
-    result = rooflm.sensitivity(
-        resolve_model(args.model),
-        Path(args.text),
-        types=args.types.split(",") if args.types else None,
-        tensors=args.tensors.split(","),
-        reference=resolve_model(args.reference) if args.reference else None,
-        each=not args.kinds,
-        ctx=args.ctx,
-        windows=args.windows,
-        budget_s=args.budget,
-        imatrix=args.imatrix,
-        n_threads=args.threads,
-        progress=False if args.json else None,
-    )
+    interrupted = False
+    try:
+        result = rooflm.sensitivity(
+            resolve_model(args.model),
+            Path(args.text),
+            types=args.types.split(",") if args.types else None,
+            tensors=args.tensors.split(","),
+            reference=resolve_model(args.reference) if args.reference else None,
+            each=not args.kinds,
+            ctx=args.ctx,
+            windows=args.windows,
+            budget_s=args.budget,
+            imatrix=args.imatrix,
+            resume=args.resume,
+            out=args.out,
+            n_threads=args.threads,
+            progress=False if args.json else None,
+        )
+    except KeyboardInterrupt as e:
+        result, interrupted = measured_before(e), True
     _answer(result, args)
-    return 0
+    return 130 if interrupted else 0
 
 
 def evaluate(args: argparse.Namespace) -> int:

@@ -23,10 +23,12 @@ import numpy as np
 
 from rooflm import _core
 from rooflm.quantization import formats, recipes
+from rooflm.quantization.earlier_swaps import rows_of
 from rooflm.quantization.quantize import weights_for
 
 KIND_OF = {"attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o", "ffn_gate": "gate", "ffn_up": "up",
-           "ffn_down": "down", "token_embd": "embedding", "output": "output", "attn_qkv": "qkv"}  # fmt: skip
+           "ffn_down": "down", "ffn_gate_inp": "router", "token_embd": "embedding", "output": "output",
+           "attn_qkv": "qkv"}  # fmt: skip
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -118,7 +120,8 @@ def from_swaps(rows: Sequence[Mapping[str, Any]], errors: Mapping[str, Errors]) 
             if e:
                 own.setdefault(tensor, []).append(kl / e)
         else:
-            e = sum(v.squared.get(type, 0.0) for use, v in errors.items() if kind_of(use) == r["kind"])
+            swapped = r.get("tensors") or [use for use in errors if kind_of(use) == r["kind"]]
+            e = sum(errors[use].squared.get(type, 0.0) for use in swapped if use in errors)
             if e:
                 kinds.setdefault(r["kind"], []).append(kl / e)
     measured = {name: float(np.median(v)) for name, v in own.items()}
@@ -155,11 +158,11 @@ def sensitivities(by: Any, errors: Mapping[str, Errors], tied: bool, n_layer: in
     place = from_place(errors, n_layer)
     if by is None:
         return place, "error" if all(e.power is None for e in errors.values()) else "importance"
-    rows = getattr(by, "rows", by)
-    if isinstance(rows, Mapping):
-        found, title = from_norms(rows, errors, tied), "norms"
+    rows = rows_of(by)
+    if rows is None:
+        found, title = from_norms(by, errors, tied), "norms"
     else:
-        found, title = from_swaps(list(rows), errors), "sensitivity"
+        found, title = from_swaps(rows, errors), "sensitivity"
     bad = [n for n, v in found.items() if not np.isfinite(v) or v < 0]
     if bad:
         raise ValueError(f"the sensitivity of {bad[0]} is {found[bad[0]]}: it must be finite and not negative")

@@ -22,6 +22,7 @@ from rooflm import _core
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.quantization import formats, losses, recipes
+from rooflm.quantization.earlier_swaps import rows_of
 from rooflm.quantization.imatrix import ImportanceArg, as_importance
 
 TYPES = ("F16", "Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "Q2_K")
@@ -177,7 +178,8 @@ def mix(
     speed in tokens/s.
 
     source   the file that will be quantized, best in F16 or BF16
-    by       A rooflm.Sensitivity or its rows ({tensor or kind, type, kl_mean}): measured KL, the best there is.
+    by       A rooflm.Sensitivity, its record or its rows ({tensor or kind, type, kl_mean}): measured KL, the best there
+             is.
              {tensor, pattern or kind: number}: norms of gradients, whose squares weight the mean squared errors. None:
              errors by importance and by where a matrix stands; see rooflm.quantization.losses
     types    to choose from; default all quantized ones and F16
@@ -204,10 +206,11 @@ def mix(
         raise ValueError(f"{g.path} has no matrix to quantize")
     importance, _ = as_importance(imatrix)
     fitting = [recipes.check_type(t) for t in types or TYPES]
-    errors = losses.measure(g, names, fitting, importance, rows, shape.tied)
+    measured = {r["type"] for r in (None if by is None else rows_of(by)) or () if r["type"] in recipes.TYPES}
+    errors = losses.measure(g, names, list(dict.fromkeys([*fitting, *sorted(measured)])), importance, rows, shape.tied)
     weight, title = losses.sensitivities(by, errors, shape.tied, shape.n_layer)
     uses = {n: losses.uses_of(n, shape.tied) for n in names}
-    choices = {n: list(errors[uses[n][0]].squared) for n in names}
+    choices = {n: [t for t in errors[uses[n][0]].squared if t in fitting] for n in names}
     empty = [n for n in names if not choices[n]]
     if empty:
         raise ValueError(f"none of these types fits the rows of {empty[0]}, {g.tensors[empty[0]].shape[-1]} values")

@@ -41,8 +41,6 @@ def _mix(args: argparse.Namespace, src: Any) -> Any:
         given = "--tensor" if args.tensor else "--recipe"
         raise UsageError(f"{given} does not go with a target, which mixes types itself")
     by = json.loads(Path(args.by).read_text(encoding="utf-8")) if args.by else None
-    if isinstance(by, dict) and "rows" in by:
-        by = by["rows"]
     return rooflm.mix(
         src,
         size_bytes=args.size,

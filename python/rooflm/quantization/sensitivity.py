@@ -8,51 +8,39 @@ no part of the model.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import html
 import json
+import os
 import time
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from rooflm import _core
+from rooflm._gguf_write import require_directory
 from rooflm._keywords import checked_keywords
 from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens
-from rooflm.model import Model
+from rooflm._whole_file import write_whole
+from rooflm.model import Model, Session
+from rooflm.quantization import earlier_swaps
 from rooflm.quantization.claims import type_bits
 from rooflm.quantization.compare import WARN_KL, positive_interval
 from rooflm.quantization.diff import split_name
+from rooflm.quantization.earlier_swaps import Earlier
 from rooflm.quantization.imatrix import ImportanceArg, as_importance
+from rooflm.quantization.losses import kind_of
 from rooflm.quantization.quantize import weights_for
 from rooflm.quantization.settings import DEFAULTS, ModelArg, Opener, Setting, Windows, check_finite, windows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Kinds by the part of the name behind the layer; of experts the stacked tensors count to the kind they are.
-KINDS = {
-    "attn_q": "q",
-    "attn_k": "k",
-    "attn_v": "v",
-    "attn_qkv": "qkv",
-    "attn_output": "o",
-    "ffn_gate": "gate",
-    "ffn_gate_exps": "gate",
-    "ffn_gate_shexp": "gate",
-    "ffn_up": "up",
-    "ffn_up_exps": "up",
-    "ffn_up_shexp": "up",
-    "ffn_down": "down",
-    "ffn_down_exps": "down",
-    "ffn_down_shexp": "down",
-    "ffn_gate_inp": "router",
-    "token_embd": "embedding",
-    "output": "output",
-}
+# What can be swapped, in the order it is measured in.
 ORDER = ("q", "k", "v", "qkv", "o", "gate", "up", "down", "router", "embedding", "output")
 MOST_LOGITS = 1 << 30  # bytes of reference logits, which are kept for all runs
 
@@ -69,6 +57,19 @@ class Swap:
     def name(self) -> str:
         return f"all of {self.kind}" if self.whole else self.tensors[0]
 
+    @property
+    def title(self) -> str:
+        return f"{self.name} as {self.type}" if self.type else self.name
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (None if self.whole else self.tensors[0], tuple(self.tensors), self.type)
+
+    @staticmethod
+    def key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The key of the swap that a row is of."""
+        return (row["tensor"], tuple(row["tensors"]), None if row["as_is"] else row["type"])
+
 
 class Source:
     """The tensors of the reference, and what stands in for them."""
@@ -77,7 +78,7 @@ class Source:
         self.reference, self.other, self.n_threads = reference, other, n_threads
         self.importance = importance or {}
         self.tied = bool(reference.hparams["tied_output"])
-        self.names = [n for n, t in reference.gguf.tensors.items() if len(t.shape) > 1 and split_name(n)[1] in KINDS]
+        self.names = [n for n, t in reference.gguf.tensors.items() if len(t.shape) > 1 and kind_of(n) in ORDER]
         if self.tied:
             self.names.append("output.weight")
 
@@ -135,12 +136,13 @@ COLUMNS = ("tensor", "kind", "layer", "type", "bits", "KL mean", "KL 95 %", "sav
 
 
 class Sensitivity:
-    """What sensitivity() measured. rows: one record per swap, with tensor (None for a whole kind), kind, layer, type,
+    """What sensitivity() measured. rows: one record per swap, with tensor (None for a whole kind), tensors (all that
+    were swapped), kind, layer, type, as_is (the blocks are those of the file, not made from the reference's values),
     bits_per_weight, nbytes and nbytes_before, kl_mean, kl_ci95, and `why_not` where a type does not fit the rows."""
 
     def __init__(self, head: dict[str, Any], windows: Windows, rows: list[dict[str, Any]], left: list[str]) -> None:
         self.head, self.windows, self.rows = head, windows, rows
-        self.not_measured = left  #: swaps that the time budget left out
+        self.not_measured = left  #: swaps that the time budget or an interrupt left out
 
     def by_kind(self) -> list[dict[str, Any]]:
         """Rows of whole kinds, costliest first."""
@@ -176,6 +178,10 @@ class Sensitivity:
 
     def to_json(self) -> str:
         return json.dumps(plain(self.to_dict()), allow_nan=False)
+
+    def save(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Writes the record as JSON, in place of what the file held: for sensitivity(resume=) and mix(by=)."""
+        write_whole(path, self.to_json() + "\n")
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with one row per swap."""
@@ -213,21 +219,24 @@ class Sensitivity:
                 found.setdefault((r["type"], r["why_not"]), {})[r["kind"]] = None
         return [f"{type} does not fit {', '.join(kinds)}: {why}" for (type, why), kinds in found.items()]
 
+    def _why_left(self) -> str:
+        budget = self.head["budget_s"]
+        why = "interrupted" if self.head["interrupted"] else f"the time budget of {budget:g} s ended"
+        return f"{len(self.not_measured)} swaps not measured: {why}"
+
     def __repr__(self) -> str:
         w = self.windows
         head = f"swaps in {self.head['reference']}; {len(w)} windows of {w.ctx} tokens, KL in nats, costliest first"
         kinds, tensors = ([r for r in rows if not r["why_not"]] for rows in (self.by_kind(), self.by_tensor()))
         lines = [head, table(self._table_rows(kinds + tensors[:20]), COLUMNS), *self._refused()]
         if self.not_measured:
-            lines.append(
-                f"{len(self.not_measured)} swaps not measured: the time budget of {self.head['budget_s']} s ended"
-            )
+            lines.append(f"{self._why_left()}; resume= goes on")
         return "\n".join([*lines, *(f"warning: {t}" for t in self.warnings[:10])])
 
     def _repr_html_(self) -> str:
         rows = [r for r in self.by_kind() + self.by_tensor() if not r["why_not"]]
-        refused = "".join(f"<p>{html.escape(t)}</p>" for t in self._refused())
-        return html_table(self._table_rows(rows), COLUMNS) + refused
+        notes = [*self._refused(), *([self._why_left()] if self.not_measured else [])]
+        return html_table(self._table_rows(rows), COLUMNS) + "".join(f"<p>{html.escape(t)}</p>" for t in notes)
 
     def plot(self, ax: Optional[Axes] = None, *, type: Optional[str] = None) -> Axes:
         """Mean KL of each tensor by layer and kind for one type (default the first measured); dashed lines are whole
@@ -271,6 +280,8 @@ def sensitivity(
     kv: str = "f32",
     budget_s: Optional[float] = None,
     imatrix: ImportanceArg = None,
+    resume: Earlier = None,
+    out: Union[None, str, os.PathLike[str]] = None,
     n_threads: Optional[int] = None,
     progress: ProgressArg = None,
 ) -> Sensitivity:
@@ -288,6 +299,12 @@ def sensitivity(
                 as in rooflm.compare(), with less text because there are many runs; reference logits stay in memory
     budget_s    no swap begins after so many seconds; kinds come first. What was left out is in .not_measured
     imatrix     importance of columns for quantizing to `types`, as rooflm.quantize takes it
+    resume      an earlier result, its record, or a file of it (`out`, .save(), `--json`): its rows are kept and not
+                measured again, also those of other types and tensors. ValueError that names the difference unless
+                it is of the same reference, text, windows, compute, kv and imatrix
+    out         file that takes the record after every swap; one that exists is refused unless it is what `resume` names
+
+    Ctrl-C raises KeyboardInterrupt with what was measured as its `.results`.
     """
     if not (each or kinds):
         raise ValueError("each=False and kinds=False leave nothing to measure")
@@ -313,43 +330,94 @@ def sensitivity(
     if not names:
         raise ValueError(f"no matrix matches {patterns}; there are such as {', '.join(source.names[:3])}")
     cut = windows_of(ref, text, ctx, windows, "sensitivity")
-    nbytes = len(cut) * cut.scored * ref.n_vocab * 4
-    if nbytes > MOST_LOGITS:
-        raise ValueError(
-            f"{len(cut)} windows of {ctx} tokens keep {nbytes / 1e9:.1f} GB of reference logits, at most "
-            f"{MOST_LOGITS / 1e9:.1f}: fewer windows or a smaller ctx"
-        )
-    swaps = list(_swaps(names, wanted, each, kinds))
-    start = time.perf_counter()
-    with base:
-        logits = [_reference_logits(base, w, cut) for w in cut.ids]
-    rows, left = [], []
-    bar = Progress(len(swaps), progress)
-    try:
-        for swap in swaps:
-            if budget_s is not None and time.perf_counter() - start > budget_s:
-                left.append(f"{swap.name} as {swap.type}" if swap.type else swap.name)
-                continue
-            bar.show(f"{swap.name} {swap.type or ''}")
-            rows.append(_row(swap, source, probe, cut, logits, n_threads))
-            bar.step()
-    finally:
-        bar.close()
+    _check_memory(cut, ref.n_vocab)
+    as_is = wanted == [None]
     head = {
         "reference": probe.file,
         "model": Setting(file).file,
         "compute": compute,
         "kv": kv,
+        **earlier_swaps.hashes(ref.gguf, file.gguf if as_is else None, cut, None if as_is else importance),
         "budget_s": budget_s,
-        "seconds": time.perf_counter() - start,
+        "interrupted": False,
+        "seconds": 0.0,
     }
-    return Sensitivity(head, cut, rows, left)
+    rows = []
+    if resume is not None:
+        record = earlier_swaps.read_record(resume)
+        earlier_swaps.check_same(record, {**head, **cut.record()})
+        rows = [dict(r) for r in earlier_swaps.rows_of(record) or ()]
+        head["seconds"] = record["seconds"]
+    _check_out(out, resume)
+    known = {Swap.key_of(r) for r in rows}
+    todo = [s for s in _swaps(names, wanted, each, kinds) if s.key not in known]
+    result = Sensitivity(head, cut, rows, [s.title for s in todo])
+    with base:
+        _measure(result, todo, source, probe, base, out, progress)
+    return result
+
+
+def _check_memory(cut: Windows, n_vocab: int) -> None:
+    nbytes = len(cut) * cut.scored * n_vocab * 4
+    if nbytes > MOST_LOGITS:
+        raise ValueError(
+            f"{len(cut)} windows of {cut.ctx} tokens keep {nbytes / 1e9:.1f} GB of reference logits, at most "
+            f"{MOST_LOGITS / 1e9:.1f}: fewer windows or a smaller ctx"
+        )
+
+
+def _check_out(out: Union[None, str, os.PathLike[str]], resume: Earlier) -> None:
+    """Before anything runs: a file of hours of work is not written over by accident."""
+    if out is None:
+        return
+    require_directory(out)
+    if not os.path.exists(out):
+        return
+    if not (isinstance(resume, (str, os.PathLike)) and os.path.samefile(out, resume)):
+        raise FileExistsError(
+            errno.EEXIST, "exists already: resume= with its name goes on, or choose another name", os.fspath(out)
+        )
+
+
+def _measure(
+    result: Sensitivity,
+    todo: list[Swap],
+    source: Source,
+    probe: Setting,
+    base: Session,
+    out: Union[None, str, os.PathLike[str]],
+    progress: ProgressArg,
+) -> None:
+    """Measures swap after swap into the result, until its budget ends."""
+    head, cut = result.head, result.windows
+    start, before, budget_s = time.perf_counter(), head["seconds"], head["budget_s"]
+    bar = Progress(len(todo), progress)
+    try:
+        logits = [_reference_logits(base, w, cut) for w in cut.ids] if todo else []
+        for swap in todo:
+            if budget_s is not None and time.perf_counter() - start > budget_s:
+                break
+            bar.show(f"{swap.name} {swap.type or ''}")
+            result.rows.append(_row(swap, source, probe, cut, logits))
+            result.not_measured.pop(0)
+            head["seconds"] = before + time.perf_counter() - start
+            bar.step()
+            if out is not None:
+                result.save(out)
+    except KeyboardInterrupt as e:
+        head["interrupted"] = True
+        e.results = result  # type: ignore[attr-defined]
+        raise
+    finally:
+        bar.close()
+        if out is not None:
+            result.save(out)
 
 
 def _swaps(names: list[str], types: Sequence[Optional[str]], each: bool, kinds: bool) -> Iterator[Swap]:
     groups: dict[str, list[str]] = {}
     for n in sorted(names, key=lambda name: split_name(name)[0] or 0):  # files may have 10 behind 1
-        groups.setdefault(KINDS[split_name(n)[1]], []).append(n)
+        groups.setdefault(kind_of(n), []).append(n)
     ordered = [(k, groups[k]) for k in ORDER if k in groups]
     if kinds or not each:
         for t in types:
@@ -372,16 +440,16 @@ def _reference_logits(session: Any, window: np.ndarray, cut: Windows) -> np.ndar
     return np.asarray(session.eval(window[:-1], logits=slice(cut.start, cut.ctx - 1)))
 
 
-def _row(
-    swap: Swap, source: Source, probe: Setting, cut: Windows, logits: list[np.ndarray], n_threads: Optional[int]
-) -> dict[str, Any]:
+def _row(swap: Swap, source: Source, probe: Setting, cut: Windows, logits: list[np.ndarray]) -> dict[str, Any]:
     own = [source.own(n) for n in swap.tensors]
     layer = None if swap.whole else split_name(swap.tensors[0])[0]
     row: dict[str, Any] = {
         "tensor": None if swap.whole else swap.tensors[0],
+        "tensors": list(swap.tensors),
         "kind": swap.kind,
         "layer": layer,
         "type": swap.type,
+        "as_is": swap.type is None,
         "bits_per_weight": type_bits(swap.type) if swap.type else None,
         "nbytes_before": sum(int(t.nbytes) for t in own),
         "nbytes": None,
@@ -399,7 +467,7 @@ def _row(
     row["bits_per_weight"] = 8.0 * row["nbytes"] / values
     swapped = Setting(Model(source.reference.gguf, replace=replaced), probe.options)
     kl = []
-    with swapped.session(n_ctx=cut.ctx, n_threads=n_threads) as s:
+    with swapped.session(n_ctx=cut.ctx, n_threads=source.n_threads) as s:
         for window, reference in zip(cut.ids, logits):
             s.rewind(0)
             kl.append(s._c._contrast(window[:-1], reference, window[cut.start + 1 :], cut.start)["kl"])
