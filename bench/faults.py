@@ -127,35 +127,37 @@ def other_machine(max_khz: int, limit_khz: int, big: int = 0) -> Plant:
     return plant
 
 
-FAULTS: dict[str, tuple[str, bool, Plant]] = {  # name -> cause, planted for real, how
-    "F16 under a Q4 name": ("file claim", True, f16_under_a_q4_name),
-    "cold file": ("loading", True, cold_file),
-    "buffered load": ("loading", True, given(load="copy")),
-    "busy neighbour": ("background", True, busy_neighbour),
-    "long depth": ("context", True, given(depth=6000, kv="f32")),
-    "reference kernel": ("kernel", True, given(isa="ref", gen=8)),
-    "too many threads": ("threads", True, given(threads=8)),
-    "too few threads": ("threads", True, given(threads=1)),
-    "swap": ("swap", True, swap),
-    "little cores": ("cores", False, other_machine(1_800_000, 1_800_000, big=2)),
-    "capped frequency": ("frequency", False, other_machine(3_000_000, 1_200_000)),
-}
+def faults(depth: int) -> dict[str, tuple[str, bool, Plant]]:
+    """Name -> cause, planted for real, how."""
+    return {
+        "F16 under a Q4 name": ("file claim", True, f16_under_a_q4_name),
+        "cold file": ("loading", True, cold_file),
+        "buffered load": ("loading", True, given(load="copy")),
+        "busy neighbour": ("background", True, busy_neighbour),
+        "long depth": ("context", True, given(depth=depth, kv="f32")),
+        "reference kernel": ("kernel", True, given(isa="ref", gen=8)),
+        "too many threads": ("threads", True, given(threads=8)),
+        "too few threads": ("threads", True, given(threads=1)),
+        "swap": ("swap", True, swap),
+        "little cores": ("cores", False, other_machine(1_800_000, 1_800_000, big=2)),
+        "capped frequency": ("frequency", False, other_machine(3_000_000, 1_200_000)),
+    }
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("model")
     p.add_argument("--clean", type=int, default=0, metavar="N", help="also so many runs without a fault")
-    p.add_argument("--only", action="append", choices=FAULTS, metavar="FAULT", help="repeatable; default all")
+    p.add_argument("--only", action="append", choices=faults(0), metavar="FAULT", help="repeatable; default all")
     p.add_argument("--depth", type=int, default=6000, help="of the long context (default 6000)")
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
     model = Path(resolve_model(args.model))
-    FAULTS["long depth"] = ("context", True, given(depth=args.depth, kv="f32"))
+    planted = faults(args.depth)
     rows, clean = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in args.only or FAULTS:
-            cause, real, plant = FAULTS[name]
+        for name in args.only or planted:
+            cause, real, plant = planted[name]
             if name == "swap" and not Files().kilobytes("proc/meminfo", "SwapTotal"):
                 rows.append({"fault": name, "real": real, "expected": cause, "first": "no swap here"})
                 continue

@@ -150,7 +150,8 @@ rl_status rl_dispatch_init(rl_dispatch *d, const char *isa_limit, const char *ov
 /// The best entry this dispatch may use, or NULL when the table has none. act 0 and layout NULL match any.
 const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type type, unsigned act, const char *layout);
 
-/// The rows kernel for that many tokens of one product: those of layout "pairs" want two or more.
+/// The rows kernel for that many tokens of one product: those of layout "pairs" want two or more, and give way to rows
+/// that are preferred by name.
 const rl_kernel *rl_kernel_find_rows(const rl_dispatch *d, rl_type type, unsigned act, size_t n_tok);
 
 /// The entry with exactly this name, RL_ERR_KERNEL when unknown or not runnable here.

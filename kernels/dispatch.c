@@ -135,9 +135,10 @@ const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type 
 
 const rl_kernel *rl_kernel_find_rows(const rl_dispatch *d, rl_type type, unsigned act, size_t n_tok) {
     const rl_kernel *one = rl_kernel_find(d, RL_FAM_ROWS, type, act, "");
-    if (n_tok < 2 || (one && listed(d->overrides, one->name))) return one;
-    const rl_kernel *pairs = rl_kernel_find(d, RL_FAM_ROWS, type, act, "pairs");
-    return pairs ? pairs : one;
+    const rl_kernel *pairs = n_tok < 2 ? NULL : rl_kernel_find(d, RL_FAM_ROWS, type, act, "pairs");
+    if (!pairs) return one;
+    int asked = one && listed(d->overrides, one->name) && !listed(d->overrides, pairs->name);
+    return asked ? one : pairs;
 }
 
 rl_status rl_kernel_named(const rl_dispatch *d, const char *name, const rl_kernel **out, rl_err *err) {

@@ -101,6 +101,13 @@ def test_every_slot_has_a_reference_and_one_choice(no_env):
             assert len({k.layout for k in chosen}) == len(chosen) and chosen.select(layout="")
 
 
+def test_rows_asked_for_by_name_are_the_only_ones(no_env):
+    """For pairs of tokens as well, which i8mm has kernels of its own for."""
+    for k in TABLE.select(family="rows", layout="", available=True):
+        chosen = rooflm.kernels(kernels=k.name).select(family="rows", type=k.type, act=k.act, chosen=True)
+        assert [c.name for c in chosen] == [k.name]
+
+
 @pytest.mark.parametrize("k", TABLE, ids=lambda k: k.name)
 def test_name_file_and_table_agree(k):
     assert k.name.endswith("_" + k.isa)

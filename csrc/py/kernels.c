@@ -125,7 +125,11 @@ static PyObject *kernel_table(PyObject *m, PyObject *args) {
     for (size_t i = 0; list && i < n; i++, k++) {
         // The layout of a tile follows from its unpack, so it is no part of that choice.
         const char *layout = k->family == RL_FAM_TILE_UNPACK ? NULL : k->layout;
-        const rl_kernel *chosen = rl_kernel_find(&d, k->family, k->type, k->act & 7 ? k->act & 7 : k->act, layout);
+        unsigned act_in = k->act & 7 ? k->act & 7 : k->act;
+        // Rows for tokens in pairs give way to rows that were asked for by name.
+        const rl_kernel *chosen = k->family == RL_FAM_ROWS && *k->layout
+                                      ? rl_kernel_find_rows(&d, k->type, act_in, 2)
+                                      : rl_kernel_find(&d, k->family, k->type, act_in, layout);
         const rl_dtype *t = k->type == RL_TYPE_NONE ? NULL : rl_dtype_of(k->type);
         PyObject *needs = PyList_New(0);
         for (size_t f = 0; needs && f < sizeof feature_names / sizeof *feature_names; f++)

@@ -36,6 +36,7 @@ INVENTED: dict[str, tuple[str, dict[str, int]]] = {
     "eight experts": ("llama-moe", {"block_count": 32, "expert_count": 8}),
     "many experts": ("qwen3moe", {"block_count": 24}),
     "shared expert": ("granitemoe-shared", {"block_count": 40}),
+    "falcon": ("falcon", {"block_count": 32}),  # not run by the engine: what a Falcon file has, see falcon()
     "tied, seven heads": ("qwen2", {"block_count": 28, "attention.head_count": 7, "attention.head_count_kv": 1}),
 }
 
@@ -106,7 +107,7 @@ def main() -> None:
         write(rewrite, path, source, {}, shapes)
         result[model] = {"recipes": record(program, source, scratch)}
     for case, (tiny, numbers) in INVENTED.items():
-        path = golden(tiny).path
+        path = falcon(scratch) if tiny == "falcon" else golden(tiny).path
         with rooflm.GGUF(path) as g:
             shapes = shapes_like({n: t.shape for n, t in g.tensors.items()}, numbers["block_count"])
             keys = {f"{g.architecture}.{k}": v for k, v in numbers.items()}
@@ -114,12 +115,39 @@ def main() -> None:
         with rooflm.GGUF(source) as g:
             s = recipes.shape_of(g)
         result[case] = {
-            "shape": {"n_layer": s.n_layer, "n_expert": s.n_expert, "gqa": s.gqa},
+            "shape": {"n_layer": s.n_layer, "n_expert": s.n_expert, "gqa": s.gqa, "arch": s.arch},
             "matrices": sorted({recipes.LAYER.sub("blk.*.", n) for n, d in shapes.items() if len(d) > 1}),
             "recipes": record(program, source, scratch),
         }
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in flattened(result)]
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def falcon(scratch: Path) -> Path:
+    """One layer under the names that a Falcon file has, for llama-quantize, which asks for keys and not for tensors."""
+    import gguf
+
+    path = scratch / "falcon.gguf"
+    w = gguf.GGUFWriter(path, "falcon")
+    w.add_context_length(64)
+    w.add_embedding_length(64)
+    w.add_feed_forward_length(256)
+    w.add_block_count(1)
+    w.add_head_count(4)
+    w.add_head_count_kv(1)
+    w.add_layer_norm_eps(1e-5)
+    w.add_tokenizer_model("no_vocab")
+    names = ["attn_qkv", "attn_output", "ffn_up", "ffn_down"]
+    for name in ["token_embd.weight", "output.weight", *(f"blk.0.{n}.weight" for n in names)]:
+        w.add_tensor(name, np.zeros((2, 256), np.float16))
+    for name in ("output_norm", "blk.0.attn_norm"):
+        for part in ("weight", "bias"):
+            w.add_tensor(f"{name}.{part}", np.zeros(256, np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
 
 
 def flattened(result: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -42,6 +42,17 @@ EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 ROLES = {"attn_qkv.weight": "attn_v", "attn_kv_b.weight": "attn_v", "attn_v.weight": "attn_v",
          "attn_k.weight": "attn_k", "attn_output.weight": "attn_output", "ffn_down": "ffn_down"}  # fmt: skip
 
+# Falcon has rules of its own: types of the first sixteenth of the layers, of those that get more bits, of the rest.
+FALCON = {
+    ("Q3_K_M", "ffn_down"): ("Q5_K", "Q4_K", "Q3_K"),
+    ("Q3_K_L", "ffn_down"): ("Q4_K", "Q4_K", "Q4_K"),
+    ("Q4_K_S", "ffn_down"): ("Q4_K", "Q4_K", "Q4_K"),
+    ("Q4_K_M", "ffn_down"): ("Q6_K", "Q5_K", "Q4_K"),
+    ("Q2_K", "attn_output"): ("Q2_K", "Q2_K", "Q2_K"),
+    ("Q3_K_M", "attn_output"): ("Q3_K", "Q3_K", "Q3_K"),
+    ("Q3_K_L", "attn_output"): ("Q4_K", "Q4_K", "Q4_K"),
+}
+
 LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -54,6 +65,7 @@ class Shape:
     n_expert: int
     gqa: int  # query heads per KV head
     tied: bool  # no output.weight: the embedding is the output, too
+    arch: str = ""
 
 
 def shape_of(source: _core.GGUF) -> Shape:
@@ -68,7 +80,8 @@ def shape_of(source: _core.GGUF) -> Shape:
     heads, kv = number("attention.head_count", 1), number("attention.head_count_kv", 0)
     tensors = {name: t.shape for name, t in source.tensors.items()}
     layers = number("block_count", 0)
-    return Shape(tensors, layers, number("expert_count", 0), heads // kv if kv else 1, "output.weight" not in tensors)
+    tied = "output.weight" not in tensors
+    return Shape(tensors, layers, number("expert_count", 0), heads // kv if kv else 1, tied, arch)
 
 
 def is_quantized_here(name: str, shape: tuple[int, ...]) -> bool:
@@ -92,6 +105,9 @@ def more_bits(i: int, n: int) -> bool:
 def _mixture(name: str, base: str, role: str, i: int, n: int, s: Shape, importance: bool) -> str:
     """Type of a matrix in a named mixture. i, n: it is the i-th of n with this role, or belongs to layer i of n."""
     first = i < n // 8
+    if s.arch == "falcon" and (name, role) in FALCON:
+        earliest, more, rest = FALCON[name, role]
+        return earliest if i < n // 16 else more if more_bits(i, n) else rest
     if role == "attn_v":
         if name == "Q2_K":
             type = "Q4_K" if s.gqa >= 4 else "Q3_K"
@@ -160,7 +176,7 @@ def named(name: str, shape: Shape, importance: bool = False) -> dict[str, str]:
     for t in sorted(wanted, key=lambda t: (layer_of(t), t)):
         if t == "output.weight" or (shape.tied and t in EMBEDDINGS):
             fits = shape.tensors[t][-1] % _core._type_info(base)[1] == 0
-            wanted[t] = "Q8_0" if base == "Q8_0" or not fits else "Q6_K"
+            wanted[t] = "Q8_0" if base == "Q8_0" or not fits or shape.arch == "falcon" else "Q6_K"
         elif roles[t]:
             i, n = seen[roles[t]], total[roles[t]]
             if roles[t] == "ffn_down":  # counted against all layers, and in a mixture of experts by the layer itself
