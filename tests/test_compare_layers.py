@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 from maker import tiny_model
+from plots import drawn
 
 import rooflm
 
@@ -92,8 +91,5 @@ def test_patterns_and_errors(files):
 
 
 def test_plot(compared):
-    pytest.importorskip("matplotlib").use("agg")
-    a = compared.plot()
+    a = drawn(compared.plot)
     assert "layer" in a.get_xlabel() and "100 tokens" in a.get_title()
-    if os.environ.get("ROOFLM_PLOTS"):
-        a.figure.savefig(Path(os.environ["ROOFLM_PLOTS"]) / "layers.png")

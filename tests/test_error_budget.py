@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 from maker import tiny_model
+from plots import drawn
 from text_for_tests import topics
 
 import rooflm
@@ -96,13 +95,10 @@ def test_by_operation_switches_each_path_alone(files):
 
 
 def test_plot(files):
-    pytest.importorskip("matplotlib").use("agg")
-    a = rooflm.error_budget(files["Q4_0"], TOKENS, reference=files["F32"], kv="q8_0", ctx=64).plot()
+    a = drawn(rooflm.error_budget(files["Q4_0"], TOKENS, reference=files["F32"], kv="q8_0", ctx=64).plot)
     labels = [t.get_text() for t in a.get_yticklabels()]
     assert labels == ["weights", "activations", "KV cache", "interaction", "whole"]
     assert "nats" in a.get_xlabel() and "windows" in a.get_title()
-    if os.environ.get("ROOFLM_PLOTS"):
-        a.figure.savefig(Path(os.environ["ROOFLM_PLOTS"]) / "budget.png")
 
 
 @pytest.mark.slow

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from maker import tiny_model
+from plots import drawn
 
 import rooflm
 from rooflm.quantization import tasks
@@ -209,11 +208,15 @@ def test_wrong_files_and_arguments(files, tmp_path):
 
 
 def test_plot(files):
-    pytest.importorskip("matplotlib").use("agg")
-    a = rooflm.evaluate([files["F32"], files["Q4_0"]], limit=2).plot()
+    a = drawn(rooflm.evaluate([files["F32"], files["Q4_0"]], limit=2).plot)
     assert "Wilson" in a.get_title() and [t.get_text() for t in a.get_xticklabels()][-1] == "all\nn = 8"
-    if os.environ.get("ROOFLM_PLOTS"):
-        a.figure.savefig(Path(os.environ["ROOFLM_PLOTS"]) / "tasks.png")
+
+
+def test_items_without_a_domain_count_with_all(files):
+    choice = {"prompt": "a", "choices": ["b", "c"], "answer": 0}
+    e = rooflm.evaluate(files["F32"], [choice, {**choice, "domain": "x"}, {**choice, "domain": "x"}])
+    assert [(r["domain"], r["n"]) for r in e.summary()] == [("x", 2), ("all", 3)]
+    assert [r["domain"] for r in rooflm.evaluate(files["F32"], [choice]).summary()] == ["all"]
 
 
 @pytest.mark.slow

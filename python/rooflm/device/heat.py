@@ -143,8 +143,8 @@ class HeatRun:
             x = 0.5 * (cliff["x_before"] + cliff["x_after"])
             ax.axvline(x, color="black", ls="--", lw=1)
             unit = "W" if by == "power_w" else "°C"
-            ms = [f"{1e3 * cliff[k]:.3g}" for k in ("delay_before_s", "delay_after_s")]
-            title += f"\ncliff at {x:.2f} {unit}: {ms[0]} to {ms[1]} ms, {cliff['size']:+.0%} (p = {cliff['p']:.3f})"
+            before, after, more = 1e3 * cliff["delay_before_s"], 1e3 * cliff["delay_after_s"], 100 * cliff["size"]
+            title += f"\ncliff at {x:.2f} {unit}: {before:.3g} to {after:.3g} ms, {more:+.0f} % (p = {cliff['p']:.3f})"
         ax.set(xlabel="power (W)" if by == "power_w" else "temperature (°C)", ylabel="delay (ms)")
         ax.set_title(title, fontsize="medium")
         return ax

@@ -12,6 +12,7 @@ activations alone is measured on the weights of the file in use, against their o
 
 from __future__ import annotations
 
+import html
 import json
 import time
 from dataclasses import dataclass
@@ -202,7 +203,8 @@ class ErrorBudget:
         return f"{self._title()}\n{table(self._rows(), COLUMNS)}\n{self._note()}".rstrip()
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._title()}</p>{html_table(self._rows(), COLUMNS)}<p>{self._note()}</p>"
+        title, note = html.escape(self._title()), html.escape(self._note())
+        return f"<p>{title}</p>{html_table(self._rows(), COLUMNS)}<p>{note}</p>"
 
     def plot(self, ax: Optional[Axes] = None) -> Axes:
         """A bar for each source alone, the interaction, and the whole, with 95 % intervals over windows; diamonds show

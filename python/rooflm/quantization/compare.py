@@ -12,6 +12,7 @@ are taken within each window before that (paired). Fewer than MIN_WINDOWS window
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import time
@@ -223,7 +224,8 @@ class Contrast:
         return f"{self._head()}\n{table(self._rows(), ('', 'value'))}\n{self._foot()}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._head()}</p>{html_table(self._rows(), ('', 'value'))}<p>{self._foot()}</p>"
+        head, foot = html.escape(self._head()), html.escape(self._foot())
+        return f"<p>{head}</p>{html_table(self._rows(), ('', 'value'))}<p>{foot}</p>"
 
     def plot(self, ax: Optional[Axes] = None, *, by: str = "position") -> Axes:
         """KL by "position" in the window or by "window" with 95 % intervals, or its "distribution" over tokens."""
@@ -327,20 +329,28 @@ class Comparison(Sequence[Contrast]):
             )
         return rows
 
+    def _head(self) -> str:
+        c = self.contrasts[0]
+        w = c.windows
+        return (
+            f"against {c.reference.file} ({_options(c.reference.options)}), perplexity "
+            f"{math.exp(-float(c.logp_ref.mean())):.5g}; {len(w)} windows of {w.ctx} tokens, {c.kl.size} scored; KL in "
+            "nats, with 95 % intervals of the window means"
+        )
+
+    def _notes(self) -> list[str]:
+        return [f"warning: {c.name}: {w}" for c in self.contrasts for w in c.warnings]
+
     def __repr__(self) -> str:
         if len(self.contrasts) == 1:
             return repr(self.contrasts[0])
-        c = self.contrasts[0]
-        w = c.windows
-        head = (
-            f"against {c.reference.file} ({_options(c.reference.options)}), perplexity "
-            f"{math.exp(-float(c.logp_ref.mean())):.5g}; {len(w)} windows of {w.ctx} tokens, {c.kl.size} scored"
-        )
-        notes = [f"warning: {c.name}: {w}" for c in self.contrasts for w in c.warnings]
-        return "\n".join([head, table(self._rows(), COLUMNS), *notes])
+        return "\n".join([self._head(), table(self._rows(), COLUMNS), *self._notes()])
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), COLUMNS)
+        if len(self.contrasts) == 1:
+            return self.contrasts[0]._repr_html_()
+        notes = "".join(f"<p>{html.escape(n)}</p>" for n in self._notes())
+        return f"<p>{html.escape(self._head())}</p>{html_table(self._rows(), COLUMNS)}{notes}"
 
     def plot(self, ax: Optional[Axes] = None) -> Axes:
         """Mean KL of each with its 95 % interval over windows."""

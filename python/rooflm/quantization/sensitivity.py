@@ -224,11 +224,16 @@ class Sensitivity:
         why = "interrupted" if self.head["interrupted"] else f"the time budget of {budget:g} s ended"
         return f"{len(self.not_measured)} swaps not measured: {why}"
 
-    def __repr__(self) -> str:
+    def _head(self) -> str:
         w = self.windows
-        head = f"swaps in {self.head['reference']}; {len(w)} windows of {w.ctx} tokens, KL in nats, costliest first"
+        return (
+            f"swaps in {self.head['reference']}; {len(w)} windows of {w.ctx} tokens, {len(w) * w.scored} scored; KL in "
+            "nats with 95 % intervals of the window means, costliest first"
+        )
+
+    def __repr__(self) -> str:
         kinds, tensors = ([r for r in rows if not r["why_not"]] for rows in (self.by_kind(), self.by_tensor()))
-        lines = [head, table(self._table_rows(kinds + tensors[:20]), COLUMNS), *self._refused()]
+        lines = [self._head(), table(self._table_rows(kinds + tensors[:20]), COLUMNS), *self._refused()]
         if self.not_measured:
             lines.append(f"{self._why_left()}; resume= goes on")
         return "\n".join([*lines, *(f"warning: {t}" for t in self.warnings[:10])])
@@ -236,7 +241,8 @@ class Sensitivity:
     def _repr_html_(self) -> str:
         rows = [r for r in self.by_kind() + self.by_tensor() if not r["why_not"]]
         notes = [*self._refused(), *([self._why_left()] if self.not_measured else [])]
-        return html_table(self._table_rows(rows), COLUMNS) + "".join(f"<p>{html.escape(t)}</p>" for t in notes)
+        after = "".join(f"<p>{html.escape(t)}</p>" for t in notes)
+        return f"<p>{html.escape(self._head())}</p>{html_table(self._table_rows(rows), COLUMNS)}{after}"
 
     def plot(self, ax: Optional[Axes] = None, *, type: Optional[str] = None) -> Axes:
         """Mean KL of each tensor by layer and kind for one type (default the first measured); dashed lines are whole

@@ -23,7 +23,7 @@ from rooflm._keywords import checked_keywords
 from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
-from rooflm.model import Session
+from rooflm.model import Session, _common_length
 from rooflm.quantization.settings import DEFAULTS, Candidate, Opener, Setting
 
 if TYPE_CHECKING:
@@ -127,22 +127,15 @@ def choice_logprobs(session: Session, prompt: str, choices: Sequence[str]) -> li
     held = np.zeros(0, np.int32)
     out = []
     for ids in whole:
-        n = _common(base, ids)
-        n = min(n, len(ids) - 1)  # at least one token is scored
+        n = min(_common_length(base, ids), len(ids) - 1)  # at least one token is scored
         if n == 0:
             raise ValueError(f"a model without BOS cannot score a choice behind the empty prompt {prompt!r}")
-        keep = min(_common(held, ids), n - 1)
+        keep = min(_common_length(held, ids), n - 1)
         session.rewind(keep)
         lp = session.logprobs(ids[keep:], start=n - 1 - keep).logprobs
         held = ids
         out.append(float(lp.sum()))
     return out
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
 
 
 @dataclass
@@ -205,7 +198,9 @@ class Evaluation:
         """One record per model and domain, and one over all where there are several: n, acc, acc_ci95 (Wilson),
         acc_norm, chance, chance_p; against the first model lost and won (items that only the reference, only this model
         has right), p (McNemar, exact), smallest_detectable; verdict, None where the reference is not above chance."""
-        groups = self.domains + (["all"] if len(self.domains) > 1 else [])
+        groups = [d for d in self.domains if d != "all"]  # which items have that say none
+        if len(groups) != 1 or "all" in self.domains:
+            groups.append("all")
         return [self._summary(m, g) for g in groups for m in range(len(self.settings))]
 
     def _summary(self, m: int, domain: str) -> dict[str, Any]:
