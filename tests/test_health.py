@@ -15,6 +15,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from plots import drawn
 
 import rooflm
 from rooflm._synth import SIZES
@@ -228,7 +229,7 @@ def test_damaged_history_is_said_and_left_alone(tmp_path, tiny):
 def test_plot_of_the_history():
     pytest.importorskip("matplotlib").use("Agg")
     before = [record(10 + 0.1 * (i % 3)) for i in range(7)]
-    ax = Health(record(7.0), before, True).plot()
+    ax = drawn(Health(record(7.0), before, True).plot)
     assert ax.get_ylabel() == "decode (tok/s)" and ax.get_xlabel() == "run"
     assert "n = 8 runs" in ax.get_title() and "regression" in ax.get_title()
     labels = [t.get_text() for t in ax.get_legend().get_texts()]
@@ -345,7 +346,7 @@ def test_soak_without_proc_knows_nothing_and_says_so(model, tmp_path):
 def test_plot_of_the_soak(model, what, label):
     pytest.importorskip("matplotlib").use("Agg")
     s = rooflm.soak(model, **SHORT)
-    ax = s.plot(what)
+    ax = drawn(s.plot, what)
     assert ax.get_xlabel() == "time (min)" and ax.get_ylabel() == label
     assert f"n = {len(s.samples)} samples" in ax.get_title()
     assert len(ax.lines[0].get_xdata()) == len(s.samples)

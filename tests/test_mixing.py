@@ -298,14 +298,10 @@ def test_formats_of_a_tensor_with_speed(tmp_path):
 
 
 def test_formats_plot_and_command(tmp_path, capsys):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    before = dict(matplotlib.rcParams)
     f = rooflm.formats("laplace", rows=16, cols=512, speed=False)
-    a = f.plot()
-    assert f.plot(a) is a and "laplace" in a.get_title() and "n = 8192" in a.get_title()
+    a = drawn(f.plot)
+    assert "laplace" in a.get_title() and "n = 8192" in a.get_title()
     assert a.get_xlabel() == "bits per weight" and "dB" in a.get_ylabel()
-    assert dict(matplotlib.rcParams) == before
     assert "Q4_K" in repr(f) and "<table>" in f._repr_html_()
     out = tmp_path / "f.png"
     args = ["formats", "--distribution", "skewed", "--cols", "512", "--no-speed"]

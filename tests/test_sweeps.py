@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from plots import drawn
 
 import rooflm
 from rooflm.cli import main
@@ -333,7 +334,7 @@ def agg():
 
 
 def test_plot_of_the_context(model, agg):
-    ax = rooflm.sweep("context", model, depth=[0, 100], ctx=[512], gen=4, repeats=2).plot()
+    ax = drawn(rooflm.sweep("context", model, depth=[0, 100], ctx=[512], gen=4, repeats=2).plot)
     assert ax.get_xlabel() == "context (tokens)" and ax.get_ylabel() == "decode (tokens/s)"
     assert "range of n = 2 runs" in ax.get_title()
     labels = [t.get_text() for t in ax.get_legend().get_texts()]
@@ -342,7 +343,7 @@ def test_plot_of_the_context(model, agg):
 
 def test_plot_of_threads_names_the_model(path, agg):
     run = {"decode_tps": 9.0, "ceiling_tps": 12.0, "model": path.name}
-    ax = Sweep("threads", [{"setting": {"threads": n}, "repeat": 0, **run} for n in (1, 2)]).plot()
+    ax = drawn(Sweep("threads", [{"setting": {"threads": n}, "repeat": 0, **run} for n in (1, 2)]).plot)
     assert ax.get_title().startswith(f"{path.name}\n") and "n = 1 runs" in ax.get_title()
     assert list(ax.get_xticks()) == [1, 2] and ax.get_xlabel() == "threads (count)"
     s = rooflm.sweep("threads", path, threads=[1], gen=2, repeats=1)
@@ -351,7 +352,7 @@ def test_plot_of_threads_names_the_model(path, agg):
 
 def test_plot_of_the_knee(agg):
     points = [(1 << i, 80.0 if i <= 25 else 30.0) for i in range(17, 28)]
-    ax = Sweep("cache", [{**r, "read_gbs": 90.0} for r in fake(points, [L2, L3])]).plot()
+    ax = drawn(Sweep("cache", [{**r, "read_gbs": 90.0} for r in fake(points, [L2, L3])]).plot)
     assert ax.get_xlabel() == "KV cache (bytes)" and ax.get_ylabel() == "attention (GB/s)"
     labels = [t.get_text() for t in ax.get_legend().get_texts()]
     assert "knee at 47.5 MB" in labels and [t.get_text() for t in ax.texts] == [" L2", " L3"]
@@ -359,10 +360,10 @@ def test_plot_of_the_knee(agg):
 
 
 def test_plot_of_layouts_and_kernels(model, agg):
-    ax = rooflm.sweep("kv", model, depth=70, repeats=2).plot()
+    ax = drawn(rooflm.sweep("kv", model, depth=70, repeats=2).plot)
     assert ax.get_xlabel() == "attention per token (µs)" and "n = 2 runs" in ax.get_title()
     assert [t.get_text() for t in ax.get_yticklabels()][:1] and len(ax.patches) == 6
-    ax = rooflm.sweep("kernels", model, tokens=[1], repeats=1).plot()
+    ax = drawn(rooflm.sweep("kernels", model, tokens=[1], repeats=1).plot)
     assert ax.get_xlabel() == "time of one product (µs)" and "n = 1 runs" in ax.get_title()
 
 

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from golden_files import golden
+from plots import drawn
 
 import rooflm
 from rooflm import _core
@@ -361,7 +362,7 @@ def test_pictures():
     before = dict(matplotlib.rcParams)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ax = tr.plot()
+        ax = drawn(tr.plot)
         ax.figure.canvas.draw()
         assert ax.get_xlabel() == "operations per byte from memory" and ax.get_ylabel() == "G operations/s"
         multiplied = sum(bool(tr.cost(e).operations) for e in tr.events)
@@ -372,7 +373,7 @@ def test_pictures():
         ax = tr.plot(own, kind="time", phase="decode")
         assert ax is own and ax.get_ylabel() == "ms per step" and "n = 2 steps" in ax.get_title()
         assert len(ax.patches) == len({e.op for e in tr.events}) * (m.n_layer + 1)
-        ax = tr.plot(kind="stages")
+        ax = drawn(tr.plot, kind="stages")
         assert ax.get_xlabel() == "seconds" and [t.get_text() for t in ax.get_yticklabels()] == ["render (n = 1)"]
     assert dict(matplotlib.rcParams) == before
     pyplot.close("all")

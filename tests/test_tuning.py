@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from plots import drawn
 
 import rooflm
 from rooflm.cli import main
@@ -193,7 +194,7 @@ def test_waterfall(path, speeds):
     pytest.importorskip("matplotlib").use("Agg")
     speeds(lambda s: 10.0 * (2.0 if s.options["compute"] == "int16" else 1.0))
     t = rooflm.tune(path, steps=[step("a", {"compute": "int16"}), step("b", {"n_threads": 1}, "no")], repeats=4)
-    ax = t.plot()
+    ax = drawn(t.plot)
     assert ax.get_ylabel() == "decode (tokens/s)" and ax.get_xlabel() == "step"
     assert "multiplied x 2.00, measured x 2.00" in ax.get_title() and "n = 4 runs" in ax.get_title()
     assert [x.get_text() for x in ax.get_xticklabels()] == ["baseline", "a", "b", "best", "baseline again"]
