@@ -374,7 +374,7 @@ def test_pictures():
         assert ax is own and ax.get_ylabel() == "ms per step" and "n = 2 steps" in ax.get_title()
         assert len(ax.patches) == len({e.op for e in tr.events}) * (m.n_layer + 1)
         ax = drawn(tr.plot, kind="stages")
-        assert ax.get_xlabel() == "seconds" and [t.get_text() for t in ax.get_yticklabels()] == ["render (n = 1)"]
+        assert ax.get_xlabel() == "time (ms)" and [t.get_text() for t in ax.get_yticklabels()] == ["render (n = 1)"]
     assert dict(matplotlib.rcParams) == before
     pyplot.close("all")
     with pytest.raises(ValueError, match="kind='pie'"):

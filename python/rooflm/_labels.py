@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words beside the points of a picture, none over another or over a point."""
+"""Words beside the points of a picture, none over another or over a point; plain numbers on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def label_points(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
             text, (x, y), xytext=(dx, dy), textcoords="offset points", fontsize=SIZE, va="center",
             ha="left" if dx > 0 else "right", arrowprops={"arrowstyle": "-", "lw": 0.4} if far else None,
         )  # fmt: skip
+
+
+def plain_log(ax: Axes, axis: str) -> None:
+    """A logarithmic "x" or "y" axis whose ticks read 0.2, 5, 200; powers of ten say little over less than a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set(**{f"{axis}scale": "log"})
+    one = getattr(ax, f"{axis}axis")
+    one.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    one.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+    one.set_minor_formatter(NullFormatter())
 
 
 def _candidates(place: tuple[float, ...], text: str) -> Iterator[tuple[float, float, Box]]:

@@ -7,6 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+from rooflm._labels import plain_log
 from rooflm._optional import axes, need
 
 if TYPE_CHECKING:
@@ -76,10 +77,12 @@ def roofline_plot(trace: Trace, ax: Optional[Axes], phase: Optional[str]) -> Axe
     names = list(dict.fromkeys(r["op"] for _, r in rows))
     for (p, r), at in zip(rows, intensity):
         share = "" if r["roof_share"] is None else f", {100 * r['roof_share']:.0f} % of its roof"
-        label = f"{p} {r['op']}: {1e3 * r['time_s']:.1f} ms{share}"
+        label = f"{p} {r['op']}: {1e3 * r['time_s']:.3g} ms{share}"
         ax.scatter([at], [r["gops"]], s=25 + 400 * r["share"], color=f"C{names.index(r['op'])}", label=label, zorder=3,
                    marker="o" if p == "decode" else "s", alpha=0.8)  # fmt: skip
-    ax.set(xscale="log", yscale="log", xlabel="operations per byte from memory", ylabel="G operations/s")
+    plain_log(ax, "x")
+    plain_log(ax, "y")
+    ax.set(xlabel="operations per byte from memory", ylabel="G operations/s")
     read = "unknown" if roofs.read_gbs is None else f"{roofs.read_gbs:.1f} GB/s"
     ax.set_title(f"Roofline, {_phase_text(phase)}, n = {sum(r['calls'] for _, r in rows)} operations\n"
                  f"{roofs.threads} threads, {roofs.isa}, memory {read}", fontsize="medium")  # fmt: skip
@@ -120,12 +123,13 @@ def stages_plot(trace: Trace, ax: Optional[Axes], phase: Optional[str]) -> Axes:
         raise ValueError("this trace has no stages: use generate() or chat() inside it, or span()")
     ax = axes(ax, figsize=(7, 0.5 + 0.45 * len(rows)))
     names = [f"{r['span']} (n = {r['calls']})" for r in rows]
-    ax.barh(range(len(rows)), [r["time_s"] for r in rows], color=["C0" if r["stage"] else "C1" for r in rows])
-    for i, r in enumerate(rows):
-        ax.annotate(f" {1e3 * r['time_s']:.1f} ms", (r["time_s"], i), va="center", fontsize="small")
+    times_ms = [1e3 * r["time_s"] for r in rows]
+    ax.barh(range(len(rows)), times_ms, color=["C0" if r["stage"] else "C1" for r in rows])
+    for i, ms in enumerate(times_ms):
+        ax.annotate(f" {ms:.3g} ms", (ms, i), va="center", fontsize="small")
     ax.margins(x=0.2)
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
-    ax.set(xlabel="seconds", ylabel="stage")
+    ax.set(xlabel="time (ms)", ylabel="stage")
     ax.set_title("Time by stage, from input to rendering", fontsize="medium")
     return ax

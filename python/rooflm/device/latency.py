@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._labels import plain_log
 from rooflm._optional import axes, need
 from rooflm._output import html_table, table
 from rooflm.device.files import Files
@@ -100,7 +101,7 @@ class Ladder:
             below, above = zip(*((r["ns"] - r["ns_range"][0], r["ns_range"][1] - r["ns"]) for r in rows))
             ax.errorbar(x, y, yerr=[below, above], marker="o", ms=3, lw=1, capsize=2, label=line)
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
+        plain_log(ax, "y")
         ticks = sorted({r[self.by] for r in self.records})
         ticks = ticks[:: 1 + len(ticks) // 9]
         ax.set_xticks(ticks, [size_text(t) for t in ticks], fontsize="small")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from rooflm._labels import plain_log
 from rooflm._optional import axes
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _cache(sweep: Sweep, ax: Optional[Axes]) -> Axes:
     if found:
         ax.axvline(found["kv_bytes"], color="tab:red", linewidth=1, label=f"knee at {found['kv_bytes'] / 1e6:.1f} MB")
     ax.set_xscale("log")
-    ax.set_yscale("log")
+    plain_log(ax, "y")
     ax.set_xlabel("KV cache (bytes)")
     ax.set_ylabel("attention (GB/s)")
     ax.set_title(f"attention by size of the KV cache\n{_runs(sweep.records)}", fontsize="medium")

@@ -91,6 +91,7 @@ class Explanation:
         for place, tps, (low, high) in ((0, self.a_tps, self.a_range), (last, at, self.b_range)):
             ax.bar(place, tps, color="tab:gray")
             ax.vlines(place, low, high, color="black")
+        ax.set_ylim(0, 1.1 * ax.dataLim.y1)  # room for the factor over the highest bar
         ax.set_xticks(range(last + 1), ["a", *(f["name"] for f in self.factors), "b"], rotation=20, ha="right")
         ax.set_xlabel("factor")
         ax.set_ylabel("decode (tokens/s)")

@@ -5,6 +5,7 @@ how it grows on its way to the output."""
 from __future__ import annotations
 
 import fnmatch
+import html
 import json
 import os
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._labels import plain_log
 from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
@@ -82,6 +84,7 @@ def _lock_step(a: Iterable[Step], b: Iterable[Step], taps: list[str]) -> dict[st
 
 COLUMNS = ("tap", "relative error", "cosine", "SNR dB", "max error")
 BORN = ("layer", "born", "arrives", "growth", "KL")
+ALONE = "each layer changed alone: its error at its own output, and at the final norm"
 
 
 class LayerComparison:
@@ -155,23 +158,27 @@ class LayerComparison:
             for r in self.born or []
         ]
 
-    def __repr__(self) -> str:
+    def _head(self) -> str:
         r = self.record
+        return f"{r['b']} against {r['a']}, {self._used()}, mean KL {r['kl_mean']:.3g} nats"
+
+    def __repr__(self) -> str:
         lines = [
-            f"{r['b']} against {r['a']}, {self._used()}, mean KL {r['kl_mean']:.3g} nats",
+            self._head(),
             table(self._tap_rows([t for t in self.rows if t["op"] in SHOWN] or self.rows), COLUMNS),
         ]
         if self.born:
             lines += [
-                "each layer changed alone: its error at its own output, and at the final norm",
+                ALONE,
                 table(self._born_rows(), BORN),
             ]
-        elif r["born_why"]:
-            lines.append(f"errors of single layers: {r['born_why']}")
+        elif self.record["born_why"]:
+            lines.append(f"errors of single layers: {self.record['born_why']}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_table(self._tap_rows(self.rows), COLUMNS) + html_table(self._born_rows(), BORN)
+        taps = f"<p>{html.escape(self._head())}</p>{html_table(self._tap_rows(self.rows), COLUMNS)}"
+        return f"{taps}<p>{ALONE}</p>{html_table(self._born_rows(), BORN)}" if self.born else taps
 
     def plot(self, ax: Optional[Axes] = None, *, op: str = "resid_post") -> Axes:
         """Relative error of one operation by layer, and what each layer adds by itself where that was measured."""
@@ -189,7 +196,8 @@ class LayerComparison:
             if arrives:
                 a.plot(*zip(*arrives), "x", color="tab:red", label="that error at the final norm")
         if points or born:
-            a.set_yscale("log")
+            plain_log(a, "y")
+            a.locator_params(axis="x", integer=True)
             a.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)  # below the picture
         a.set(xlabel="layer", ylabel="relative error, root of squares")
         r = self.record

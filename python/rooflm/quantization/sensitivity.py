@@ -247,7 +247,7 @@ class Sensitivity:
     def plot(self, ax: Optional[Axes] = None, *, type: Optional[str] = None) -> Axes:
         """Mean KL of each tensor by layer and kind for one type (default the first measured); dashed lines are whole
         kinds."""
-        a = axes(ax, figsize=(8, 4.5))
+        a = axes(ax, figsize=(9, 4.5))
         types = list(dict.fromkeys(r["type"] for r in self.rows if r["kl_mean"] is not None))
         if type is not None and type not in types:
             raise ValueError(f"type={type!r} was not measured, only {', '.join(types)}")
@@ -255,18 +255,27 @@ class Sensitivity:
         rows = [r for r in self.rows if r["type"] == chosen and r["kl_mean"]]
         for i, kind in enumerate(k for k in ORDER if any(r["kind"] == k for r in rows)):
             color = f"C{i % 10}"
-            points = sorted((r["layer"], r["kl_mean"]) for r in rows if r["kind"] == kind and r["layer"] is not None)
+            points = sorted((r for r in rows if r["kind"] == kind and r["layer"] is not None), key=lambda r: r["layer"])
             if points:
-                a.plot(*zip(*points), marker=".", color=color, label=kind)
+                x, y = ([r[k] for r in points] for k in ("layer", "kl_mean"))
+                a.plot(x, y, marker=".", color=color, label=kind)
+                if all(r["kl_ci95"] for r in points):
+                    a.vlines(x, *zip(*(r["kl_ci95"] for r in points)), color=color, linewidth=0.8, alpha=0.4)
             for r in rows:
                 if r["kind"] == kind and r["layer"] is None:
                     a.axhline(r["kl_mean"], color=color, linestyle="--", linewidth=0.8, label=None if points else kind)
         if rows:
             a.set_yscale("log")
-            a.legend(fontsize="small", ncols=2)
+            a.set_ylim(bottom=min(r["kl_mean"] for r in rows) / 3)  # an interval may reach down to 0
+            a.locator_params(axis="x", integer=True)
+            a.legend(fontsize="small", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
         a.set(xlabel="layer", ylabel="mean KL(reference || swapped), nats")
         n = f"{len(self.windows)} windows of {self.windows.ctx}"
-        a.set_title(f"{self.head['reference']}, one tensor as {chosen}; {n}\ndashed: all tensors of a kind at once")
+        bars = "bars: 95 % interval of the window means; " if len(self.windows) > 1 else ""
+        a.set_title(
+            f"{self.head['reference']}, one tensor as {chosen}; {n}\n{bars}dashed: all tensors of a kind at once",
+            fontsize="medium",
+        )
         return a
 
 

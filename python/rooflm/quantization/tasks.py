@@ -360,7 +360,7 @@ class Evaluation:
                 a.hlines(chance, g - 0.45, g + 0.45, linestyles=":", color="black")
         n = {r["domain"]: r["n"] for r in rows}
         a.set_xticks(range(len(groups)), [f"{g}\nn = {n[g]}" for g in groups])
-        a.set(ylabel="share right", ylim=(0, 1.05))
+        a.set(xlabel="domain", ylabel="share right", ylim=(0, 1.05))
         a.set_title("bars: 95 % interval (Wilson); dotted: chance")
         a.legend(fontsize="small")
         return a
