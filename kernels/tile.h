@@ -66,9 +66,38 @@ typedef struct rl_panelf {
 /// block wanted of row i. Pointers may repeat, where a matrix has fewer rows left.
 typedef void (*rl_tile_unpack_fn)(const uint8_t *const row[RL_TILE_ROWS], size_t klen, rl_tile *tile);
 
+/// What a multiplication asks memory for while it works, a share before each panel: 32 rows are more streams than the
+/// hardware follows, and all their lines at once are more than it has room for.
+typedef struct rl_ahead {
+    const uint8_t *weights; // n_rows rows of `bytes` bytes that are unpacked next
+    size_t n_rows, row_bytes, bytes;
+    size_t panel_bytes; // of the next panel, where it is not in the cache yet; else 0
+    float *out;         // n_tok rows of out_bytes bytes that the sums go to next, or NULL
+    size_t ld_out, out_bytes;
+} rl_ahead;
+
+static inline void rl_look_at(const void *p, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch((const uint8_t *)p + at, 0, 2);
+    if (bytes) __builtin_prefetch((const uint8_t *)p + bytes - 1, 0, 2);
+}
+
+/// To be called before token `tok` of n_tok, the first of the panel at `panel`.
+static inline void rl_look_ahead(const rl_ahead *a, const void *panel, size_t panel_size, size_t tok, size_t n_tok) {
+    if (!a) return;
+    size_t i = tok / RL_PANEL, n = (n_tok + RL_PANEL - 1) / RL_PANEL;
+    for (size_t r = a->n_rows * i / n; r < a->n_rows * (i + 1) / n; r++)
+        rl_look_at(a->weights + r * a->row_bytes, a->bytes);
+    if (i + 1 < n) rl_look_at((const uint8_t *)panel + panel_size, a->panel_bytes);
+    for (size_t t = tok; a->out && t < tok + RL_PANEL && t < n_tok; t++) {
+        const uint8_t *out = (const uint8_t *)(a->out + t * a->ld_out);
+        for (size_t at = 0; at < a->out_bytes; at += 64) __builtin_prefetch(out + at, 1, 2);
+    }
+}
+
 /// c[t][r] += tile (rl_tile or rl_ftile) times panel t / 6, for n_tok tokens; klen columns: a multiple of 32,
-/// for rl_ftile any number up to 128. c is 64-byte aligned.
-typedef void (*rl_tile_mul_fn)(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c);
+/// for rl_ftile any number up to 128. c is 64-byte aligned. ahead may be NULL.
+typedef void (*rl_tile_mul_fn)(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
+                               const rl_ahead *ahead);
 
 /// Puts one token into slot `slot` of a panel, klen columns. d, s and the sums b per 16 columns as in rl_act.
 void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, const int16_t *b,

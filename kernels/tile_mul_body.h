@@ -106,16 +106,18 @@ INLINE void block(const rl_tile *w, size_t r0, const panel *p, size_t t0, int nt
         for (int r = 0; r < NR; r++) v_storef(c + (size_t)t * RL_TILE_ROWS + LANES * r, acc[t][r]);
 }
 
-INLINE void mul(const rl_tile *w, const void *panels, size_t n_tok, size_t klen, float *c, int wide, int group,
-                int biased, int mins) {
+INLINE void mul(const rl_tile *w, const void *panels, size_t n_tok, size_t klen, float *c, const rl_ahead *ahead,
+                int wide, int group, int biased, int mins) {
     const int nt = group == 32 ? NT32 : NT16;
     for (size_t tok = 0; tok < n_tok;) {
         panel p;
         if (wide) {
             const rl_panel16 *q = (const rl_panel16 *)panels + tok / RL_PANEL;
+            if (tok % RL_PANEL == 0) rl_look_ahead(ahead, q, sizeof *q, tok, n_tok);
             p = (panel){q->q, q->d, q->s, q->s16, q->off, q->off16};
         } else {
             const rl_panel8 *q = (const rl_panel8 *)panels + tok / RL_PANEL;
+            if (tok % RL_PANEL == 0) rl_look_ahead(ahead, q, sizeof *q, tok, n_tok);
             p = (panel){q->q, q->d, q->s, q->s16, q->off, q->off16};
         }
         size_t left = n_tok - tok, n = left < (size_t)nt ? left : (size_t)nt;
@@ -143,8 +145,9 @@ INLINE void mul(const rl_tile *w, const void *panels, size_t n_tok, size_t klen,
 }
 
 #define MUL(NAME, ISA, WIDE, GROUP, BIASED, MINS)                                                                      \
-    void rl_tile_mul_##NAME##_##ISA(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {       \
-        mul(tile, panels, n_tok, klen, c, WIDE, GROUP, BIASED, MINS);                                                  \
+    void rl_tile_mul_##NAME##_##ISA(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,         \
+                                    const rl_ahead *ahead) {                                                           \
+        mul(tile, panels, n_tok, klen, c, ahead, WIDE, GROUP, BIASED, MINS);                                           \
     }
 
 #define ALL_TILE_MULS(ISA)                                                                                             \

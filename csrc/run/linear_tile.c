@@ -134,18 +134,6 @@ static void point_at(const uint8_t *row[RL_TILE_ROWS], const rl_mat *w, size_t r
         row[r] = w->data + (r0 + (r < n_rows ? r : n_rows - 1)) * w->row_bytes + offset;
 }
 
-// Asks for block b of the rows of a tile, to be unpacked after the block at hand has been multiplied: the hardware
-// follows fewer than 32 streams, and a tile that waits for memory costs a twentieth of a prompt.
-static void prefetch_tile(const rl_mat *w, size_t r0, size_t b) {
-    const rl_dtype *type = rl_dtype_of(w->type);
-    size_t bytes = RL_TILE_K / type->block * type->bytes, from = b * bytes, to = at_most(from + bytes, w->row_bytes);
-    for (size_t r = r0; r < at_most(r0 + RL_TILE_ROWS, w->rows); r++) {
-        const uint8_t *row = w->data + r * w->row_bytes;
-        for (size_t at = from; at < to; at += 64) __builtin_prefetch(row + at, 0, 2);
-        __builtin_prefetch(row + to - 1, 0, 2);
-    }
-}
-
 // One line of each 4 KB that a later tile will take, so that what the page table says is known when its lines are asked
 // for: see kernels/x86/prefetch.h. Tiles lie one behind the other.
 static void touch_tile(const rl_mat *w, size_t r0) {
@@ -154,10 +142,37 @@ static void touch_tile(const rl_mat *w, size_t r0) {
         __builtin_prefetch(w->data + at, 0, 2);
 }
 
+// Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
+static size_t panel_bytes(const rl_kernel *mul) {
+    if (mul->act & RL_ACT_F32) return 2 * sizeof(rl_panelf);
+    size_t values = mul->act & RL_ACT_Q16 ? offsetof(rl_panel16, d) : offsetof(rl_panel8, d);
+    size_t sums = strstr(mul->layout, ".g16") ? sizeof(((rl_panel8 *)0)->s16) : sizeof(((rl_panel8 *)0)->s);
+    return values + sizeof(((rl_panel8 *)0)->d) + sums;
+}
+
 // A cut of one multiplication: tokens t0..t0 + n_tok (t0 starts a panel), blocks b0..b1 of 256 columns.
 typedef struct {
     size_t t0, n_tok, b0, b1;
+    bool cold; // its activations have not been used by this thread yet
 } cut;
+
+// While block b of the rows from r0 is multiplied: the weights unpacked next are its right neighbour, or those below
+// the first block of the cut.
+static rl_ahead ahead_of(const rl_linear_call *c, size_t r0, size_t n_rows, size_t b, const cut *u) {
+    const rl_mat *w = &c->lin->w;
+    const rl_dtype *type = rl_dtype_of(w->type);
+    bool last = b + 1 == u->b1;
+    size_t bytes = RL_TILE_K / type->block * type->bytes, from = (last ? u->b0 : b + 1) * bytes;
+    size_t next = last ? at_most(r0 + RL_TILE_ROWS, w->rows) : r0;
+    return (rl_ahead){.weights = w->data + next * w->row_bytes + from,
+                      .n_rows = at_most(w->rows - next, RL_TILE_ROWS),
+                      .row_bytes = w->row_bytes,
+                      .bytes = at_most(bytes, w->row_bytes - from),
+                      .panel_bytes = u->cold ? panel_bytes(c->lin->mul) : 0,
+                      .out = last ? c->out + u->t0 * c->ld_out + r0 : NULL,
+                      .ld_out = c->ld_out,
+                      .out_bytes = n_rows * sizeof(float)};
+}
 
 static void int_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const cut *u, scratch_area *s) {
     const rl_mat *w = &c->lin->w;
@@ -172,11 +187,9 @@ static void int_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const c
         point_at(row, w, r0, n_rows, b * RL_TILE_K / type->block * type->bytes);
         size_t klen = at_most(w->cols - b * RL_TILE_K, RL_TILE_K);
         unpack(row, klen, &s->tile);
-        if (b + 1 < u->b1)
-            prefetch_tile(w, r0, b + 1);
-        else
-            prefetch_tile(w, r0 + RL_TILE_ROWS, u->b0);
-        mul(&s->tile, panels + panel_at(size, c->act->max_tok, b, u->t0 / RL_PANEL), u->n_tok, klen, s->sums[0]);
+        rl_ahead ahead = ahead_of(c, r0, n_rows, b, u);
+        mul(&s->tile, panels + panel_at(size, c->act->max_tok, b, u->t0 / RL_PANEL), u->n_tok, klen, s->sums[0],
+            &ahead);
     }
 }
 
@@ -198,11 +211,12 @@ static void float_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const
         point_at(row, w, r0, n_rows, b * RL_TILE_K / type->block * type->bytes);
         size_t klen = at_most(w->cols - b * RL_TILE_K, RL_TILE_K);
         for (size_t r = 0; r < RL_TILE_ROWS; r++) dequant(row[r], s->f.rows[r], klen);
+        rl_ahead ahead = ahead_of(c, r0, n_rows, b, u);
         for (size_t k0 = 0; k0 < klen; k0 += RL_FTILE_K) {
             size_t n = at_most(klen - k0, RL_FTILE_K), fb = (b * RL_TILE_K + k0) / RL_FTILE_K;
             to_tile(s->f.rows, k0, n, &s->f.tile);
             mul(&s->f.tile, panels + panel_at(sizeof(rl_panelf), c->act->max_tok, fb, u->t0 / RL_PANEL), u->n_tok, n,
-                s->sums[0]);
+                s->sums[0], k0 == 0 ? &ahead : NULL);
         }
     }
 }
@@ -220,14 +234,6 @@ static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, sc
     else
         int_tiles(c, r0, n_rows, u, s);
     for (size_t t = 0; t < u->n_tok; t++) memcpy(out + t * c->ld_out, s->sums[t], n_rows * sizeof(float));
-}
-
-// Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
-static size_t panel_bytes(const rl_kernel *mul) {
-    if (mul->act & RL_ACT_F32) return 2 * sizeof(rl_panelf);
-    size_t values = mul->act & RL_ACT_Q16 ? offsetof(rl_panel16, d) : offsetof(rl_panel8, d);
-    size_t sums = strstr(mul->layout, ".g16") ? sizeof(((rl_panel8 *)0)->s16) : sizeof(((rl_panel8 *)0)->s);
-    return values + sizeof(((rl_panel8 *)0)->d) + sums;
 }
 
 // How tokens and blocks are cut, evenly; tokens in whole panels. Columns are cut only where else too few tokens
@@ -249,7 +255,10 @@ static void multiply_tiles(const rl_linear_call *c, size_t tile0, size_t tile1, 
     for (size_t t = 0; t < c->n_tok; t += t_step)
         for (size_t b = 0; b < n_blocks; b += b_step) {
             cut u = {.t0 = t, .n_tok = at_most(c->n_tok - t, t_step), .b0 = b, .b1 = at_most(b + b_step, n_blocks)};
-            for (size_t tile = tile0; tile < tile1; tile++) multiply_tile(c, tile, &u, s);
+            for (size_t tile = tile0; tile < tile1; tile++) {
+                u.cold = tile == tile0;
+                multiply_tile(c, tile, &u, s);
+            }
         }
 }
 

@@ -59,10 +59,12 @@ static inline __attribute__((always_inline)) void neon_sum16(int32x4_t acc[][NR]
 
 ALL_TILE_MULS(neon)
 
-void rl_tile_mul_f32_neon(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
+void rl_tile_mul_f32_neon(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
+                          const rl_ahead *ahead) {
     const rl_ftile *w = tile;
     for (size_t tok = 0; tok < n_tok; tok += RL_PANEL) {
         const rl_panelf *p = (const rl_panelf *)panels + tok / RL_PANEL;
+        rl_look_ahead(ahead, p, sizeof *p, tok, n_tok);
         size_t left = n_tok - tok;
         for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += 16) {
             float *out = c + tok * RL_TILE_ROWS + r0;

@@ -21,7 +21,9 @@ static int32_t sub16(const rl_tile *t, const rl_panel16 *p, size_t r, size_t s, 
 }
 
 #define MUL(NAME, PANEL, SUB, GROUP, BIASED, MINS)                                                                     \
-    void rl_tile_mul_##NAME##_ref(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {         \
+    void rl_tile_mul_##NAME##_ref(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,           \
+                                  const rl_ahead *ahead) {                                                             \
+        (void)ahead;                                                                                                   \
         const rl_tile *w = tile;                                                                                       \
         for (size_t t = 0; t < n_tok; t++) {                                                                           \
             const PANEL *p = (const PANEL *)panels + t / RL_PANEL;                                                     \
@@ -57,7 +59,9 @@ MUL(u5_g32_min_q16, rl_panel16, sub16, 32, 0, 1)
 MUL(u6b32_g16_q16, rl_panel16, sub16, 16, 1, 0)
 MUL(u5_g16_min_q16, rl_panel16, sub16, 16, 0, 1)
 
-void rl_tile_mul_f32_ref(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
+void rl_tile_mul_f32_ref(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
+                         const rl_ahead *ahead) {
+    (void)ahead;
     const rl_ftile *w = tile;
     for (size_t t = 0; t < n_tok; t++) {
         const rl_panelf *p = (const rl_panelf *)panels + t / RL_PANEL;

@@ -67,10 +67,12 @@ static inline __attribute__((always_inline)) void avx2_sum16(__m256i acc[][NR], 
 
 SMALL_TILE_MULS(avx2) // bytes of 8 bits with 8-bit activations: tile_mul_signs_avx2.c
 
-void rl_tile_mul_f32_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
+void rl_tile_mul_f32_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
+                          const rl_ahead *ahead) {
     const rl_ftile *w = tile;
     for (size_t tok = 0; tok < n_tok; tok += RL_PANEL) {
         const rl_panelf *p = (const rl_panelf *)panels + tok / RL_PANEL;
+        rl_look_ahead(ahead, p, sizeof *p, tok, n_tok);
         size_t left = n_tok - tok;
         for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += 16) {
             float *out = c + tok * RL_TILE_ROWS + r0;

@@ -74,10 +74,12 @@ static inline __attribute__((always_inline)) void vnni_sum16(__m512i acc[][NR], 
 
 ALL_TILE_MULS(avx512)
 
-void rl_tile_mul_f32_avx512(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
+void rl_tile_mul_f32_avx512(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
+                            const rl_ahead *ahead) {
     const rl_ftile *w = tile;
     for (size_t tok = 0; tok < n_tok; tok += RL_PANEL) {
         const rl_panelf *p = (const rl_panelf *)panels + tok / RL_PANEL;
+        rl_look_ahead(ahead, p, sizeof *p, tok, n_tok);
         float *out = c + tok * RL_TILE_ROWS;
         size_t left = n_tok - tok;
         __m512 acc[RL_PANEL][2];

@@ -79,12 +79,14 @@ INLINE void block(const rl_tile *w, const signs *s, size_t r0, const rl_panel8 *
     TOKENS ROWS v_storef(c + t * RL_TILE_ROWS + LANES * r, acc[t][r]);
 }
 
-void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c) {
+void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
+                                    const rl_ahead *ahead) {
     const rl_tile *w = tile;
     const rl_panel8 *p = panels;
     _Alignas(64) signs s;
     split(w, klen, &s);
-    for (size_t tok = 0; tok < n_tok; tok += RL_PANEL, p++)
+    for (size_t tok = 0; tok < n_tok; tok += RL_PANEL, p++) {
+        rl_look_ahead(ahead, p, sizeof *p, tok, n_tok);
         for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += LANES * NR) {
             float *out = c + tok * RL_TILE_ROWS + r0;
 #define CASE(N)                                                                                                        \
@@ -102,4 +104,5 @@ void rl_tile_mul_u8b128_g32_q8_avx2(const void *tile, const void *panels, size_t
             }
 #undef CASE
         }
+    }
 }
