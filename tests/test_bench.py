@@ -118,6 +118,18 @@ def test_manifest_has_what_f1_lists(result, tiny):
     assert {"compute", "load"} <= set(m["defaults"]) and not {"kv", "prompt", "depth"} & set(m["defaults"])
 
 
+def test_tensors_replaced_in_memory_are_another_model(tiny, tmp_path):
+    name = "blk.0.ffn_up.weight"
+    own = rooflm.GGUF(tiny).tensors[name].dequantize()
+    swapped = rooflm.Model(tiny, replace={name: ("Q4_0", rooflm._core.quantize_rows(own, "Q4_0"))})
+    out = tmp_path / "r.jsonl"
+    plain = rooflm.bench(tiny, repeats=1, out=out, **FAST)
+    both = rooflm.bench(swapped, repeats=1, out=out, resume=True, **FAST)  # measured, though the file is the same
+    assert [r["manifest"]["model"]["replaced"] for r in both] == [{name: "Q4_0"}, None]
+    moved = plain.contrast(plain, both[:1], by="kernel").confounded
+    assert "replaced tensors" in [m.name for m in moved]
+
+
 def test_conditions_are_sampled_beside_each_run(result):
     for r in result:
         sensors = r["sensors"]

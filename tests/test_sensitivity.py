@@ -234,6 +234,14 @@ def test_wrong_requests(files, change, message):
         rooflm.sensitivity(files["F32"], TOKENS, **SHAPE, **change)
 
 
+def test_a_model_with_tensors_in_memory_is_refused(files):
+    name = "blk.0.attn_q.weight"
+    model = rooflm.Model(files["F32"], replace={name: rooflm.GGUF(files["Q4_0"]).tensors[name]})
+    for given in ((model, None), (files["F32"], model)):
+        with pytest.raises(ValueError, match=f"replaced in memory .{name}"):
+            rooflm.sensitivity(given[0], TOKENS, types="Q8_0", reference=given[1], **SHAPE)
+
+
 def test_logits_of_the_reference_have_a_limit(files, monkeypatch):
     monkeypatch.setattr("rooflm.quantization.sensitivity.MOST_LOGITS", 1000)
     with pytest.raises(ValueError, match="reference logits"):

@@ -113,7 +113,7 @@ def bench(
     records: list[dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
     try:
-        asked = [{**s, "model": loaded.manifest(s)["sha256"], "seed": seed} for s in settings]
+        asked = [{**s, "seed": seed, **loaded.identity(s)} for s in settings]
         if file:
             records.extend(file.records)
         done = {record_line({"asked": r.get("asked"), "repeat": r.get("repeat")}) for r in records}
@@ -229,8 +229,13 @@ class Models:
         return self._open[key]
 
     def manifest(self, s: dict[str, Any]) -> dict[str, Any]:
-        gguf = self.model(s).gguf
-        key = tuple(gguf.shards)
+        model = self.model(s)
+        key = tuple(model.gguf.shards)
         if key not in self._facts:
-            self._facts[key] = model_manifest(gguf, full_hash=self._full_hash)
-        return self._facts[key]
+            self._facts[key] = model_manifest(model.gguf, full_hash=self._full_hash)
+        return {**self._facts[key], "replaced": dict(model.replaced) or None}
+
+    def identity(self, s: dict[str, Any]) -> dict[str, Any]:
+        """What a run is known by when a file of records is gone on with."""
+        facts = self.manifest(s)
+        return {"model": facts["sha256"], **({"replaced": facts["replaced"]} if facts["replaced"] else {})}

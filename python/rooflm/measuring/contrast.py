@@ -37,6 +37,7 @@ FACTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "parameters": ("manifest.model.n_params", MODEL),
     "bits per weight": ("manifest.model.bits_per_weight", MODEL),
     "tensor types": ("manifest.model.types", MODEL),
+    "replaced tensors": ("manifest.model.replaced", ()),
     "prompt": ("prompt", ()),
     "gen": ("gen", ()),
     "depth": ("depth", ()),

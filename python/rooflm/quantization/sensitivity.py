@@ -326,6 +326,12 @@ def sensitivity(
     opener = Opener()
     file = opener.model(model)
     ref = file if reference is None else opener.model(reference)
+    for m in (file, ref):
+        if m.replaced:
+            raise ValueError(
+                f"{m.gguf.path} has tensors replaced in memory ({next(iter(m.replaced))}), and swaps start from its "
+                "file: write one with them (rooflm.quantize) or open it without replace="
+            )
     wanted: list[Optional[str]] = [types] if isinstance(types, str) else list(types or [])
     if not wanted:
         if ref is file:
