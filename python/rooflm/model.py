@@ -81,7 +81,7 @@ class Model:
         rows = _replacements(self._c.gguf, replace) if replace else []
         if rows:
             self._c = _core.Model(self._c.gguf, replace=rows)
-        self.replaced: dict[str, str] = {name: type for name, type, _, _ in rows}  #: types of tensors not the file's own
+        self.replaced: dict[str, str] = {name: type for name, type, _, _ in rows}  #: tensor: type, not the file's
         shapes = {t.name: (t.type, t.shape) for t in self._c.gguf.tensors.values()}
         shapes.update((name, (type, tuple(shape))) for name, type, shape, _ in rows)
         self._matrices = {(type, shape[-1]) for type, shape in shapes.values() if len(shape) > 1}
