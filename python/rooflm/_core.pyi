@@ -248,6 +248,7 @@ def attention(
     sinks: Any = None,
     threads: int = 1,
     return_weights: bool = False,
+    all_bits: bool = False,
     isa: Optional[str] = None,
     kernels: Optional[str] = None,
 ) -> Any: ...
