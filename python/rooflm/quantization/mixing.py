@@ -199,6 +199,47 @@ def mix(
     target = float(targets[given[0]] or 0)
     if not 0 < target < np.inf:
         raise ValueError(f"{given[0]}={targets[given[0]]} must be a finite number above 0")
+    task = _task(source, by, types, imatrix, rows)
+    tps: Optional[float] = None
+    if speed_tps is not None:
+        picked, tps = _for_speed(task, speed_tps, gbs, threads)
+    else:
+        picked = _for_size(task, given[0], target)
+    return _mix(task, picked, f"{given[0]} {targets[given[0]]:.6g}", tps)
+
+
+@dataclass
+class _Task:
+    """Matrices with what each may become and what that costs."""
+
+    file: _core.GGUF
+    title: str  # what the sensitivities are from
+    choices: dict[str, list[str]]  # types by tensor
+    sizes: list[np.ndarray]  # bytes of each choice of each tensor
+    expected: list[np.ndarray]  # loss of each
+    weight: dict[str, float]  # sensitivity by use
+    errors: dict[str, losses.Errors]
+    uses: dict[str, tuple[str, ...]]
+    read: dict[str, float]  # share of a tensor that a token reads
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the tensors that stay as they are."""
+        return sum(t.nbytes for n, t in self.file.tensors.items() if n not in self.choices)
+
+    @property
+    def header(self) -> int:
+        return self.file.nbytes - sum(t.nbytes for t in self.file.tensors.values())
+
+    @property
+    def values(self) -> int:
+        return sum(int(np.prod(t.shape)) for t in self.file.tensors.values())
+
+    def types(self, picked: Sequence[int]) -> dict[str, str]:
+        return {n: c[k] for (n, c), k in zip(self.choices.items(), picked)}
+
+
+def _task(source: Any, by: Any, types: Optional[Sequence[str]], imatrix: ImportanceArg, rows: int) -> _Task:
     g = source if isinstance(source, _core.GGUF) else _core.GGUF(source)
     shape = recipes.shape_of(g)
     names = [n for n, t in g.tensors.items() if recipes.is_quantized_here(n, t.shape)]
@@ -214,87 +255,105 @@ def mix(
     empty = [n for n in names if not choices[n]]
     if empty:
         raise ValueError(f"none of these types fits the rows of {empty[0]}, {g.tensors[empty[0]].shape[-1]} values")
-    sizes = {n: np.array([_nbytes(g.tensors[n].shape, t) for t in choices[n]]) for n in names}
+    sizes = [np.array([_nbytes(g.tensors[n].shape, t) for t in choices[n]]) for n in names]
     expected = [
         np.array([sum(weight[u] * errors[u].squared[t] for u in uses[n]) for t in choices[n]]) for n in names
     ]
-    kept = sum(t.nbytes for n, t in g.tensors.items() if n not in choices)
-    values = sum(int(np.prod(t.shape)) for t in g.tensors.values())
-    header = g.nbytes - sum(t.nbytes for t in g.tensors.values())
     read = {n: share_read(g, shape, n) for n in names}
-    speeds: Optional[dict[str, float]] = None
-    slower = 1.0  # a token than reading its matrices at the types' rates
-    if speed_tps is not None:
-        threads = int(_core._cpus()["default_threads"]) if threads is None else threads
-        speeds = _speeds(g, choices, gbs, threads)
-        costs = [sizes[n] * read[n] / np.array([speeds[t] for t in choices[n]]) / 1e9 for n in names]
-        budget = 1 / speed_tps
-    else:
-        costs = [sizes[n].astype(float) for n in names]
-        budget = (size_bytes - header if size_bytes is not None else (bits or 0) * values / 8) - kept
+    return _Task(g, title, choices, sizes, expected, weight, errors, uses, read)
+
+
+def _for_size(task: _Task, target: str, value: float) -> list[int]:
+    """Choices for size_bytes or bits."""
+    costs = [c.astype(float) for c in task.sizes]
+    budget = (value - task.header if target == "size_bytes" else value * task.values / 8) - task.kept
     low, high = (sum(float(f(c)) for c in costs) for f in (np.min, np.max))
 
-    def too_much(least: float) -> ValueError:
-        reach = _reach(given[0], least, kept, header, values)
-        return ValueError(f"{given[0]}={targets[given[0]]} cannot be reached with these types: the limit is {reach}")
+    def reach(nbytes: float) -> str:
+        if target == "bits":
+            return f"{8 * (nbytes + task.kept) / task.values:.4g} bits"
+        return f"{nbytes + task.kept + task.header:.0f} bytes"
+
+    shown = f"{value:g}" if target == "bits" else f"{value:.0f}"
+    if budget < low:
+        raise ValueError(f"{target}={shown} cannot be reached with these types: the limit is {reach(low)}")
+    if budget > 1.01 * high:
+        raise ValueError(f"{target}={shown} is more than these types fill: the most is {reach(high)}")
+    return solve(costs, task.expected, min(budget, high))
+
+
+def _for_speed(
+    task: _Task, speed_tps: float, gbs: Union[None, float, Mapping[str, float]], threads: Optional[int]
+) -> tuple[list[int], float]:
+    """(choices, tokens/s expected of them). Rates are those of long rows in a row; unless they are given, tokens of the
+    mix itself show the difference, and it is made anew until it has the speed."""
+    threads = int(_core._cpus()["default_threads"]) if threads is None else threads
+    speeds = _speeds(task.file, task.choices, gbs, threads)
+    costs = [
+        size * task.read[n] / np.array([speeds[t] for t in types]) / 1e9
+        for size, (n, types) in zip(task.sizes, task.choices.items())
+    ]
+    budget = 1 / speed_tps
+    low, high = (sum(float(f(c)) for c in costs) for f in (np.min, np.max))
+
+    def too_much(seconds: float) -> ValueError:
+        return ValueError(
+            f"speed_tps={speed_tps} cannot be reached with these types: the limit is {1 / seconds:.4g} tokens/s"
+        )
+
+    def cost(picked: Sequence[int]) -> float:
+        return sum(float(c[k]) for c, k in zip(costs, picked))
 
     if budget < low:
         raise too_much(low)
-    if speed_tps is None and budget > 1.01 * high:
-        reach = _reach(given[0], high, kept, header, values)
-        raise ValueError(f"{given[0]}={targets[given[0]]} is more than these types fill: the most is {reach}")
-    picked = solve(costs, expected, min(budget, high))
-    if speed_tps is not None and gbs is None:
-        # The rates are those of long rows in a row; tokens of the mix itself show the difference.
-        cheapest = [int(np.argmin(c)) for c in costs]
-        for _ in range(TRIALS):
-            seconds = _trial_seconds(g, {n: choices[n][k] for n, k in zip(names, picked)}, threads or 1)
-            slower = seconds / sum(float(c[k]) for c, k in zip(costs, picked))
-            if abs(seconds / budget - 1) < NEAR:
-                break
-            if picked == cheapest and seconds > budget:
-                raise too_much(seconds)
-            room = min(budget / slower, high)
-            again = solve(costs, expected, room) if room > low else cheapest
-            if again == picked:
-                break
-            picked = again
-    chosen = {n: choices[n][k] for n, k in zip(names, picked)}
-    nbytes = {n: int(sizes[n][k]) for n, k in zip(names, picked)}
-    table_rows = []
-    for n, loss, k in zip(names, expected, picked):
-        squared = errors[uses[n][-1]].squared[chosen[n]]
-        table_rows.append({
-            "tensor": n, "type": chosen[n], "bits_per_weight": 8 * nbytes[n] / int(np.prod(g.tensors[n].shape)),
-            "nbytes": nbytes[n], "error": float(np.sqrt(squared)),
-            "sensitivity": float(loss[k] / squared) if squared > 0 else weight[uses[n][-1]], "loss": float(loss[k]),
+    picked = solve(costs, task.expected, min(budget, high))
+    if gbs is not None:
+        return picked, 1 / cost(picked)
+    slower = 1.0  # a token than reading its matrices at the types' rates
+    cheapest = [int(np.argmin(c)) for c in costs]
+    for _ in range(TRIALS):
+        seconds = _trial_seconds(task.file, task.types(picked), threads)
+        slower = seconds / cost(picked)
+        if abs(seconds / budget - 1) < NEAR:
+            break
+        if picked == cheapest and seconds > budget:
+            raise too_much(seconds)
+        room = min(budget / slower, high)
+        again = solve(costs, task.expected, room) if room > low else cheapest
+        if again == picked:
+            break
+        picked = again
+    return picked, 1 / (slower * cost(picked))
+
+
+def _mix(task: _Task, picked: Sequence[int], target: str, tps: Optional[float]) -> Mix:
+    """The result, with a row per tensor."""
+    rows: list[dict[str, Any]] = []
+    for (n, type), size, loss, k in zip(task.types(picked).items(), task.sizes, task.expected, picked):
+        use = task.uses[n][-1]
+        squared, nbytes = task.errors[use].squared[type], int(size[k])
+        rows.append({
+            "tensor": n, "type": type, "bits_per_weight": 8 * nbytes / int(np.prod(task.file.tensors[n].shape)),
+            "nbytes": nbytes, "error": float(np.sqrt(squared)),
+            "sensitivity": float(loss[k] / squared) if squared > 0 else task.weight[use], "loss": float(loss[k]),
         })  # fmt: skip
-    total = sum(nbytes.values()) + kept
-    cost = sum(float(c[k]) for c, k in zip(costs, picked))
+    total = task.kept + sum(r["nbytes"] for r in rows)
     return Mix(
-        types=chosen,
-        rows=table_rows,
-        target=f"{given[0]} {targets[given[0]]:.6g}",
-        by=title,
-        nbytes=total + header,
-        bits_per_weight=8 * total / values,
-        bytes_per_token=kept + sum(read[n] * nbytes[n] for n in names),
-        tps=None if speed_tps is None else 1 / (slower * cost),
-        loss=sum(float(loss[k]) for loss, k in zip(expected, picked)),
+        types=task.types(picked),
+        rows=rows,
+        target=target,
+        by=task.title,
+        nbytes=total + task.header,
+        bits_per_weight=8 * total / task.values,
+        bytes_per_token=task.kept + sum(task.read[r["tensor"]] * r["nbytes"] for r in rows),
+        tps=tps,
+        loss=sum(r["loss"] for r in rows),
     )
 
 
 def _nbytes(shape: tuple[int, ...], type: str) -> int:
     _, block, size = _core._type_info(type)
     return int(np.prod(shape)) // block * size
-
-
-def _reach(target: str, least: float, kept: int, header: int, values: int) -> str:
-    if target == "speed_tps":
-        return f"{1 / least:.4g} tokens/s"
-    if target == "bits":
-        return f"{8 * (least + kept) / values:.4g} bits"
-    return f"{least + kept + header:.0f} bytes"
 
 
 def _speeds(
