@@ -19,6 +19,8 @@
 #ifndef RL_KERNELS_TILE_H
 #define RL_KERNELS_TILE_H
 
+#include <stdbool.h>
+
 #include "kernels/api.h"
 
 #define RL_TILE_ROWS 32
@@ -71,8 +73,8 @@ typedef void (*rl_tile_unpack_fn)(const uint8_t *const row[RL_TILE_ROWS], size_t
 typedef struct rl_ahead {
     const uint8_t *weights; // n_rows rows of `bytes` bytes that are unpacked next
     size_t n_rows, row_bytes, bytes;
-    size_t panel_bytes; // of the next panel, where it is not in the cache yet; else 0
-    float *out;         // n_tok rows of out_bytes bytes that the sums go to next, or NULL
+    bool cold;  // the panels are not in the cache yet
+    float *out; // n_tok rows of out_bytes bytes that the sums go to next, or NULL
     size_t ld_out, out_bytes;
 } rl_ahead;
 
@@ -87,7 +89,7 @@ static inline void rl_look_ahead(const rl_ahead *a, const void *panel, size_t pa
     size_t i = tok / RL_PANEL, n = (n_tok + RL_PANEL - 1) / RL_PANEL;
     for (size_t r = a->n_rows * i / n; r < a->n_rows * (i + 1) / n; r++)
         rl_look_at(a->weights + r * a->row_bytes, a->bytes);
-    if (i + 1 < n) rl_look_at((const uint8_t *)panel + panel_size, a->panel_bytes);
+    if (a->cold && i + 1 < n) rl_look_at((const uint8_t *)panel + panel_size, panel_size);
     for (size_t t = tok; a->out && t < tok + RL_PANEL && t < n_tok; t++) {
         const uint8_t *out = (const uint8_t *)(a->out + t * a->ld_out);
         for (size_t at = 0; at < a->out_bytes; at += 64) __builtin_prefetch(out + at, 1, 2);

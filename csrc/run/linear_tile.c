@@ -142,14 +142,6 @@ static void touch_tile(const rl_mat *w, size_t r0) {
         __builtin_prefetch(w->data + at, 0, 2);
 }
 
-// Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
-static size_t panel_bytes(const rl_kernel *mul) {
-    if (mul->act & RL_ACT_F32) return 2 * sizeof(rl_panelf);
-    size_t values = mul->act & RL_ACT_Q16 ? offsetof(rl_panel16, d) : offsetof(rl_panel8, d);
-    size_t sums = strstr(mul->layout, ".g16") ? sizeof(((rl_panel8 *)0)->s16) : sizeof(((rl_panel8 *)0)->s);
-    return values + sizeof(((rl_panel8 *)0)->d) + sums;
-}
-
 // A cut of one multiplication: tokens t0..t0 + n_tok (t0 starts a panel), blocks b0..b1 of 256 columns.
 typedef struct {
     size_t t0, n_tok, b0, b1;
@@ -168,7 +160,7 @@ static rl_ahead ahead_of(const rl_linear_call *c, size_t r0, size_t n_rows, size
                       .n_rows = at_most(w->rows - next, RL_TILE_ROWS),
                       .row_bytes = w->row_bytes,
                       .bytes = at_most(bytes, w->row_bytes - from),
-                      .panel_bytes = u->cold ? panel_bytes(c->lin->mul) : 0,
+                      .cold = u->cold,
                       .out = last ? c->out + u->t0 * c->ld_out + r0 : NULL,
                       .ld_out = c->ld_out,
                       .out_bytes = n_rows * sizeof(float)};
@@ -234,6 +226,14 @@ static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, sc
     else
         int_tiles(c, r0, n_rows, u, s);
     for (size_t t = 0; t < u->n_tok; t++) memcpy(out + t * c->ld_out, s->sums[t], n_rows * sizeof(float));
+}
+
+// Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
+static size_t panel_bytes(const rl_kernel *mul) {
+    if (mul->act & RL_ACT_F32) return 2 * sizeof(rl_panelf);
+    size_t values = mul->act & RL_ACT_Q16 ? offsetof(rl_panel16, d) : offsetof(rl_panel8, d);
+    size_t sums = strstr(mul->layout, ".g16") ? sizeof(((rl_panel8 *)0)->s16) : sizeof(((rl_panel8 *)0)->s);
+    return values + sizeof(((rl_panel8 *)0)->d) + sums;
 }
 
 // How tokens and blocks are cut, evenly; tokens in whole panels. Columns are cut only where else too few tokens
