@@ -368,13 +368,12 @@ def sensitivity(
         record = earlier_swaps.read_record(resume)
         earlier_swaps.check_same(record, {**head, **cut.record()})
         rows = [dict(r) for r in earlier_swaps.rows_of(record) or ()]
-        head["seconds"] = record["seconds"]
+        head["seconds"] = float(record.get("seconds", 0.0))
     _check_out(out, resume)
     known = {Swap.key_of(r) for r in rows}
     todo = [s for s in _swaps(names, wanted, each, kinds) if s.key not in known]
     result = Sensitivity(head, cut, rows, [s.title for s in todo])
-    with base:
-        _measure(result, todo, source, probe, base, out, progress)
+    _measure(result, todo, source, probe, base, out, progress)
     return result
 
 
@@ -414,7 +413,8 @@ def _measure(
     start, before, budget_s = time.perf_counter(), head["seconds"], head["budget_s"]
     bar = Progress(len(todo), progress)
     try:
-        logits = [_reference_logits(base, w, cut) for w in cut.ids] if todo else []
+        with base:
+            logits = [_reference_logits(base, w, cut) for w in cut.ids] if todo else []
         for swap in todo:
             if budget_s is not None and time.perf_counter() - start > budget_s:
                 break
