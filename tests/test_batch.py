@@ -120,3 +120,56 @@ def test_limits_are_clear_and_change_nothing(model):
             rooflm._core.Session._step_many([a._core, other._c], [[5], [6]])
         batch.run()
         assert a.n_past == 2 + len(a.ids) - (a.stop_reason == "length")
+
+
+class Broken:
+    """A sampler that fails, or says what is no id."""
+
+    def __init__(self, result):
+        self.result = result
+
+    def sample(self, logits, history=None):
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize("result", [ZeroDivisionError("own"), -1, 10**9, 10**30, None], ids=repr)
+def test_a_sampler_that_fails_ends_its_own_sequence_only(model, result):
+    """And nothing is evaluated twice, nor waited for in vain."""
+    with model.batch(n_ctx=64, n_threads=1, compute="f32") as batch:
+        alone = batch.join(PROMPTS[0], max_tokens=4)
+        batch.run()
+        n_past = alone.n_past
+    with model.batch(n_ctx=64, n_threads=1, compute="f32") as batch:
+        bad = batch.join(PROMPTS[1], sampler=Broken(result))
+        good = batch.join(PROMPTS[0], max_tokens=4)
+        with pytest.raises((ZeroDivisionError, ValueError, TypeError)):
+            batch.step()
+        assert (bad.stop_reason, bad.ids) == ("interrupted", [])
+        batch.run()
+        assert good.ids == alone.ids and good.n_past == n_past
+
+
+def test_an_interruption_leaves_no_sequence_that_never_ends(model):
+    with model.batch(n_ctx=64, n_threads=1) as batch:
+        seqs = [batch.join(PROMPTS[0], sampler=Broken(KeyboardInterrupt())), batch.join(PROMPTS[1])]
+        with pytest.raises(KeyboardInterrupt):
+            batch.step()
+        assert batch.run() == seqs and not batch.running
+    with model.batch(n_ctx=64, n_threads=1) as batch, pytest.raises(TypeError, match="sampler must be"):
+        batch.join(PROMPTS[0], sampler="greedy")
+
+
+def test_a_list_that_changes_while_it_is_read(model):
+    """Reading ids may run code of the caller's own, which empties the list of sessions."""
+
+    class Ids:
+        def __array__(self, *args, **kwargs):
+            sessions.clear()
+            return np.array([5], np.int32)
+
+    sessions = [model.session(n_ctx=8, n_threads=1)._c]
+    sessions.append(sessions[0].fork())
+    logits = rooflm._core.Session._step_many(sessions, [Ids(), [7]])
+    assert logits.shape == (2, model.n_vocab) and not sessions

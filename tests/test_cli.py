@@ -291,3 +291,11 @@ def test_synthetic_model_runs(answer, tmp_path):
     assert record["nbytes"] == (tmp_path / "s.gguf").stat().st_size
     assert answer("info", tmp_path / "s.gguf", "--json")["can_run"] is True
     assert answer("run", tmp_path / "s.gguf", "-p", "a", "-n", 3, "--json")["n_generated"] <= 3
+
+
+def test_control_c_while_the_command_starts_is_no_traceback(command, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rooflm.cli.build_parser", interrupted)
+    assert command("kernels") == (130, "", "rooflm: interrupted\n")

@@ -512,3 +512,45 @@ assert not bad
 """
     path = tiny_model(tmp_path / "m.gguf", types="Q8_0")
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+def test_a_file_that_was_shortened_is_an_error_not_a_signal(tmp_path):
+    """Mapped pages behind the end of a file raise SIGBUS, which ends the process; a copy stays readable."""
+    path = tiny_model(tmp_path / "m.gguf", types={"*": "Q8_0"})
+    g, copied = rooflm.GGUF(path), rooflm.GGUF(path, load="copy")
+    model = rooflm.Model(g)
+    session = model.session(n_ctx=16, n_threads=1)
+    session.eval([1])
+    t = g.tensors["blk.0.attn_q.weight"]
+    t.dequantize()
+    size = path.stat().st_size
+    os.truncate(path, 4096)
+    for use in (
+        lambda: session.eval([1]),
+        lambda: session.logprobs([1, 2]),
+        lambda: session.save(tmp_path / "s"),
+        lambda: t.dequantize(),
+        lambda: t.raw,
+        lambda: t.blocks,
+        lambda: t @ np.ones(64, np.float32),
+        lambda: g.metadata["tokenizer.ggml.tokens"],
+        lambda: model.tokenizer,
+        lambda: rooflm.Model(g),
+    ):
+        with pytest.raises(OSError, match=f"m.gguf became shorter while it was mapped .from {size} to 4096"):
+            use()
+    assert t.nbytes == 64 * 68 and session.n_past == 1
+    assert copied.tensors["blk.0.attn_q.weight"].dequantize().shape == (64, 64)
+    with open(path, "ab") as f:  # whole again in length
+        f.truncate(size)
+    assert session.eval([1]).shape == (model.n_vocab,)
+
+
+def test_closed_files_give_their_descriptors_back(tmp_path):
+    path = tiny_model(tmp_path / "m.gguf")
+    before = len(os.listdir("/proc/self/fd"))
+    for load in ("mmap", "copy"):
+        for _ in range(20):
+            with rooflm.GGUF(path, load=load):
+                pass
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -15,8 +15,11 @@ import subprocess
 import sys
 
 import maker
+import numpy as np
 import pytest
 from maker import ARRAY, BOOL, F32, I32, STRING, U8, U32, Raw, array, text, tiny_model
+
+import rooflm
 
 LIMIT = 512 << 20
 
@@ -292,7 +295,6 @@ def whole(tmp_path_factory):
 def cut_points(data):
     """Every 1 %, one byte before the end of each tensor, and odd places in the header."""
     import gguf  # offsets from the outside reader
-    import numpy as np
 
     reader_path = cut_points.path
     ends = [int(t.data_offset) + int(t.n_bytes) - 1 for t in gguf.GGUFReader(reader_path).tensors]
@@ -390,3 +392,23 @@ def test_the_limit_is_real(child, tmp_path):
     assert mapped["error"] == "OSError" and copied["error"] == "MemoryError"
     os.truncate(path, 4096)
     assert all("ok" in got for got in child.open(path))
+
+
+def test_warnings_show_names_that_are_not_utf8(tmp_path):
+    """A key that is not understood is warned about by its name, whatever bytes that has."""
+    path = tiny_model(tmp_path / "m.gguf", metadata={".unheard_of": 1})
+    path.write_bytes(path.read_bytes().replace(b"llama.unheard_of", b"llama.unheard\xffof"))
+    with pytest.warns(rooflm.FallbackWarning, match="'llama.unheard\N{REPLACEMENT CHARACTER}of' is not understood"):
+        rooflm.Model(path)
+
+
+def test_errors_of_models_name_the_file(tmp_path):
+    for name, options, match in (
+        ("a", {"drop": ("blk.0.attn_q.weight",)}, "blk.0.attn_q.weight"),
+        ("b", {"metadata": {".block_count": None}}, "llama.block_count"),
+        ("c", {"metadata": {"tokenizer.ggml.pre": "unheard of"}}, "pre-tokenizer"),
+        ("d", {"arch": "unheard"}, "architecture"),
+    ):
+        path = tiny_model(tmp_path / f"{name}.gguf", **options)
+        with pytest.raises(rooflm.Error, match=f"{name}.gguf: .*{match}"):
+            rooflm.Model(path).tokenizer.encode("x")

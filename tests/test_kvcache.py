@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import signal
 import threading
 from pathlib import Path
 
@@ -557,3 +559,25 @@ def test_address_space_too_small():
     """What cannot be reserved is a MemoryError that says how much was asked for."""
     with pytest.raises((MemoryError, ValueError), match="reserve|large"):
         KVCache(4096, n_head_kv=128, head_dim=1024, n_ctx=2**30, kv="f32")
+
+
+def test_a_save_that_fails_names_the_file_and_keeps_the_old_one(tmp_path):
+    path = tmp_path / "kv"
+    kv = rooflm.KVCache(n_head_kv=1, head_dim=32, n_ctx=64)
+    kv.append(np.ones((3, 1, 32)), np.ones((3, 1, 32)))
+    kv.save(path)
+    before = path.read_bytes()
+    kv.append(np.ones((3, 1, 32)), np.ones((3, 1, 32)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot write .*/kv: File too large"):
+            kv.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["kv"]
+    path.write_bytes(b"RLKV")
+    with pytest.raises(rooflm.FormatError, match="/kv: the saved KV cache ends too early"):
+        kv.load(path)

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+import resource
+import signal
+import struct
+
 import numpy as np
 import pytest
 from golden_files import golden
+from maker import tiny_model
 
 import rooflm
 
@@ -204,6 +212,109 @@ def test_errors_of_saved_files_name_them(model, tmp_path):
         assert np.isfinite(s.eval(TOKENS)).all()
 
 
+def test_a_state_of_another_model_of_the_same_shape_is_refused(tmp_path):
+    a, b = tiny_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    data = bytearray(a.read_bytes())
+    raw = rooflm.GGUF(a).tensors["blk.1.ffn_down.weight"].raw.tobytes()
+    at = data.index(raw)
+    data[at : at + len(raw)] = bytes(x ^ 1 for x in raw)
+    b.write_bytes(data)
+    with session(rooflm.Model(a)) as s, session(rooflm.Model(b)) as other:
+        s.eval(TOKENS)
+        s.save(tmp_path / "s")
+        other.generate([5], max_tokens=1, sampler=Always(7)).run()
+        with pytest.raises(rooflm.FormatError, match="another model"):
+            other.load(tmp_path / "s")
+        other.eval([9])
+        assert other.tokens.tolist() == [5, 7, 9]  # as it was, with what was still to be evaluated
+
+
+TOKENS_AT = struct.calcsize("=8s4I3Q")  # of a saved state, behind its header
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_state_with_an_impossible_token_is_refused(model, tmp_path, token):
+    path = tmp_path / "s"
+    with session(model) as s:
+        s.eval(TOKENS)
+        s.save(path)
+        data = bytearray(path.read_bytes())
+        assert data[TOKENS_AT : TOKENS_AT + TOKENS.nbytes] == TOKENS.tobytes()
+        struct.pack_into("=i", data, TOKENS_AT + 8, token)
+        path.write_bytes(data)
+        with pytest.raises(rooflm.FormatError, match=f"s: token 2 of the saved state is {token}"):
+            s.load(path)
+
+
+def test_a_state_whose_cache_has_another_length_leaves_nothing(model, tmp_path):
+    with session(model) as s:
+        s.eval(TOKENS)
+        s.save(tmp_path / "long")
+        s.rewind(4)
+        s.save(tmp_path / "short")
+        cut = len((tmp_path / "long").read_bytes()[: TOKENS_AT + TOKENS.nbytes])
+        mixed = (tmp_path / "long").read_bytes()[:cut] + (tmp_path / "short").read_bytes()[TOKENS_AT + 4 * 4 :]
+        (tmp_path / "mixed").write_bytes(mixed)
+        s.generate([5], max_tokens=1, sampler=Always(7)).run()
+        with pytest.raises(rooflm.FormatError, match="11 tokens and a cache of 4"):
+            s.load(tmp_path / "mixed")
+        s.eval([9])
+        assert s.tokens.tolist() == [9]  # what was still to be evaluated is gone with the rest
+
+
+def test_a_save_that_fails_keeps_the_file_there_was(model, tmp_path):
+    path = tmp_path / "s"
+    with session(model) as s:
+        s.eval(TOKENS)
+        s.save(path)
+        before = path.read_bytes()
+        s.save(path)  # over itself
+        assert path.read_bytes() == before and os.listdir(tmp_path) == ["s"]
+        (tmp_path / "link").symlink_to(path)
+        s.eval([3])
+        s.save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink() and path.read_bytes() != before
+        (tmp_path / "full").symlink_to("/dev/full")
+        with pytest.raises(OSError, match=r"cannot write .*full: No space left"):
+            s.save(tmp_path / "full")
+        assert (tmp_path / "full").is_symlink()
+        with pytest.raises(IsADirectoryError):
+            s.save(tmp_path)
+        with pytest.raises(IsADirectoryError, match=r"cannot read "):
+            s.load(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == ["full", "link", "s"]
+
+
+def test_a_disk_that_fills_while_saving_costs_nobody_the_old_state(model, tmp_path):
+    path = tmp_path / "s"
+    with session(model) as s:
+        s.eval(TOKENS)
+        s.save(path)
+        before = path.read_bytes()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"cannot write .*/s: File too large"):
+                s.save(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, ignored)
+        assert path.read_bytes() == before and os.listdir(tmp_path) == ["s"]
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_is_forked_not_copied(model, how):
+    with session(model) as s, pytest.raises(TypeError, match=r"fork\(\)"):
+        how(s)
+
+
+@pytest.mark.parametrize("option", [{"compute": None}, {"compute": ["f32"]}, {"kv": None}, {"layout": 5}])
+def test_options_of_the_wrong_type_are_named(model, option):
+    with pytest.raises(TypeError, match=next(iter(option)) + " must be a str"):
+        model.session(**option)
+
+
 def test_a_sampler_that_is_none_is_refused_before_anything_runs(model):
     with session(model) as s, pytest.raises(TypeError, match="sampler must be .* not str"):
         s.generate(TOKENS, sampler="greedy")
@@ -277,7 +388,8 @@ def test_sizes_out_of_range_are_named(model, name, value):
 @pytest.mark.parametrize(
     "option",
     [{"kv": "q3"}, {"compute": "int4"}, {"layout": "x"}, {"n_ctx": 0}, {"n_threads": 0}, {"cpus": "0-"},
-     {"cpus": "1,1"}, {"isa": "pentium"}, {"kernel": "nonsense"}],
+     {"cpus": "1,1"}, {"isa": "pentium"}, {"kernel": "nonsense"}, {"rope_base": -1}, {"rope_base": 1e-300},
+     {"rope_base": 1e300}, {"rope_base": float("inf")}, {"rope_base": float("nan")}],
 )  # fmt: skip
 def test_impossible_options_are_value_errors(model, option):
     with pytest.raises(ValueError):

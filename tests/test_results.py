@@ -154,6 +154,13 @@ def test_a_device_is_no_file_for_records(path):
         RecordFile(path, resume=True)
 
 
+def test_results_do_not_replace_a_pipe(tmp_path, results):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        results.save(tmp_path / "pipe")
+    assert [p.is_fifo() for p in tmp_path.iterdir()] == [True]
+
+
 def test_two_processes_do_not_write_one_file(tmp_path):
     path = tmp_path / "r.jsonl"
     with RecordFile(path) as f:

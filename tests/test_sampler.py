@@ -251,3 +251,14 @@ def test_memory_is_given_back():
     for _ in range(100):
         rooflm.Sampler(logit_bias=bias).sample(np.zeros(10))
     assert sys.getrefcount(bias) == before
+
+
+@pytest.mark.parametrize("penalty", [1e-45, 1e-300, 1e45, 1e300])
+@pytest.mark.parametrize("scale", [1.0, 3e38])
+def test_penalties_and_biases_never_overflow(penalty, scale):
+    logits = np.linspace(-1, 1, 100, dtype=np.float32) * np.float32(scale)
+    s = rooflm.Sampler(seed=1, repeat_penalty=penalty, logit_bias={99: 3e38, 0: -3e38}, top_k=0, top_p=1.0, min_p=0.0)
+    for history in ([0, 1, 2, 97, 98, 99], list(range(100))):
+        p = s.probs(logits, history)
+        assert np.isfinite(p).all() and p.sum() == pytest.approx(1)
+        assert p[s.sample(logits, history)] > 0

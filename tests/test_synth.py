@@ -205,6 +205,22 @@ def test_a_broken_write_leaves_the_old_file(tmp_path, stage):
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_pipe_is_refused_and_a_link_stays_one(tmp_path):
+    """A finished file takes the place of the one with its name, which must not be a device."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file.*pipe"):
+        Writer(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError):
+        Writer(tmp_path)
+    (tmp_path / "old.gguf").write_bytes(b"old")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "old.gguf")
+    with Writer(tmp_path / "link.gguf") as w:
+        w.declare("a", "F32", (8,))
+        w.write(bytes(32))
+    assert (tmp_path / "link.gguf").is_symlink() and len(rooflm.GGUF(tmp_path / "old.gguf").tensors) == 1
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and len(list(tmp_path.iterdir())) == 3
+
+
 def test_wrong_declarations(tmp_path):
     with Writer(tmp_path / "w.gguf") as w:
         w.declare("a", "F32", (1,))

@@ -10,6 +10,7 @@ import pytest
 from bounded import run_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maker import tiny_model
 from vocab_files import KEPT, SPACE, cases, kept, small_bpe, small_spm, tokenizer
 
 import rooflm
@@ -363,3 +364,15 @@ def test_threads_share_a_tokenizer():
     for t in threads:
         t.join()
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "numbers", [np.array([1, 2]), np.array([1.5]), memoryview(np.array([1, 2], np.int32)), np.array([True])]
+)
+def test_numbers_are_no_text(tmp_path, numbers):
+    """Their bytes are readable, but to encode ids instead of decoding them is a mistake."""
+    tok = rooflm.Model(tiny_model(tmp_path / "m.gguf")).tokenizer
+    with pytest.raises(TypeError, match="of numbers; decode"):
+        tok.encode(numbers)
+    for data in (b"ab", bytearray(b"ab"), memoryview(b"ab"), np.frombuffer(b"ab", np.uint8)):
+        assert tok.encode(data).tolist() == tok.encode("ab").tolist()

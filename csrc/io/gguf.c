@@ -242,6 +242,11 @@ bool rl_gguf_is_mapped(const rl_gguf *g) {
 const char *rl_gguf_shard_path(const rl_gguf *g, size_t shard) {
     return shard < g->n_shards ? g->shards[shard].path : NULL;
 }
+rl_status rl_gguf_intact(const rl_gguf *g, rl_err *err) {
+    for (size_t i = 0; i < g->n_shards; i++) RL_TRY(rl_map_intact(&g->shards[i].map, g->shards[i].path, err));
+    return RL_OK;
+}
+
 const rl_map *rl_gguf_shard_map(const rl_gguf *g, size_t shard) {
     return shard < g->n_shards ? &g->shards[shard].map : NULL;
 }

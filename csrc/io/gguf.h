@@ -68,6 +68,8 @@ const rl_tensor *rl_gguf_tensor_at(const rl_gguf *g, size_t i);
 const rl_tensor *rl_gguf_tensor(const rl_gguf *g, const char *name); // NULL when absent
 size_t rl_gguf_n_shards(const rl_gguf *g);
 uint64_t rl_gguf_file_bytes(const rl_gguf *g);
+/// RL_ERR_IO when a mapped shard was shortened since (see rl_map_intact).
+rl_status rl_gguf_intact(const rl_gguf *g, rl_err *err);
 bool rl_gguf_is_mapped(const rl_gguf *g);
 const char *rl_gguf_shard_path(const rl_gguf *g, size_t shard);
 const rl_map *rl_gguf_shard_map(const rl_gguf *g, size_t shard);

@@ -82,6 +82,7 @@ rl_status rl_map_open(rl_map *m, const char *path, rl_load load, rl_err *err) {
             if (p != MAP_FAILED) {
                 m->data = p;
                 m->mapped = true;
+                m->fd = fd;
             } else if (load == RL_LOAD_MMAP) {
                 st = io_error(err, errno, "cannot map", path);
             } else {
@@ -90,16 +91,28 @@ rl_status rl_map_open(rl_map *m, const char *path, rl_load load, rl_err *err) {
         }
         if (st == RL_OK && !m->mapped) st = copy_file(m, fd, path, err);
     }
-    close(fd);
+    if (!m->mapped) close(fd);
     return st;
 }
 
 void rl_map_close(rl_map *m) {
-    if (m->mapped)
+    if (m->mapped) {
         munmap((void *)m->data, m->size);
-    else
+        close(m->fd);
+    } else {
         free((void *)m->data);
+    }
     memset(m, 0, sizeof *m);
+}
+
+rl_status rl_map_intact(const rl_map *m, const char *path, rl_err *err) {
+    struct stat info;
+    if (!m->mapped || fstat(m->fd, &info) != 0 || (size_t)info.st_size >= m->size) return RL_OK;
+    errno = EIO;
+    return rl_fail(err, RL_ERR_IO,
+                   "%s became shorter while it was mapped (from %zu to %zu bytes): open it anew; load=\"copy\" is safe "
+                   "from that",
+                   path, m->size, (size_t)info.st_size);
 }
 
 static size_t page_size(void) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a file: mapped, or copied into anonymous memory where mapping is refused or not wanted. Says what
-// is resident, reads ahead, locks and drops pages. A file that another process shortens while it is mapped
-// raises SIGBUS on access, as with every mapping; a copy is safe from that.
+// is resident, reads ahead, locks and drops pages. Touching a file that another process shortened after it was mapped
+// raises SIGBUS, as with every mapping: rl_map_intact tells before; a copy is safe from that.
 #ifndef RL_IO_MAPFILE_H
 #define RL_IO_MAPFILE_H
 
@@ -15,6 +15,7 @@ typedef struct rl_map {
     const uint8_t *data; // a copy is 64-byte aligned
     size_t size;
     bool mapped;       // file pages; false: a private copy
+    int fd;            // of a mapped file, to see whether it is still whole
     int refused;       // errno of an mmap that was refused and replaced by a copy, else 0
     uint64_t dev, ino; // the file's identity
 } rl_map;
@@ -23,6 +24,10 @@ typedef struct rl_map {
 /// "mlock", makes these calls fail as a system that forbids them would, for tests of the fallbacks.
 rl_status rl_map_open(rl_map *m, const char *path, rl_load load, rl_err *err);
 void rl_map_close(rl_map *m);
+
+/// RL_ERR_IO when the mapped file is now shorter than the map. To be asked before pages are touched, as often as that
+/// is worth a system call; nothing protects from a file that shrinks meanwhile.
+rl_status rl_map_intact(const rl_map *m, const char *path, rl_err *err);
 
 // The rest works on a range of bytes of the map; ranges are widened to whole pages.
 

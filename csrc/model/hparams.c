@@ -252,9 +252,9 @@ static void read_norms_and_scales(reader *r, rl_hparams *hp) {
 static void read_rope(reader *r, rl_hparams *hp) {
     const rl_arch *a = hp->arch;
     hp->rope_base = a->rope_base;
-    get_double(r, "rope.freq_base", &hp->rope_base, 1e-3, 1e18);
+    get_double(r, "rope.freq_base", &hp->rope_base, RL_ROPE_BASE_MIN, RL_ROPE_BASE_MAX);
     hp->rope_base_swa = a->swa_rope_base > 0 ? a->swa_rope_base : hp->rope_base;
-    get_double(r, "rope.freq_base_swa", &hp->rope_base_swa, 1e-3, 1e18);
+    get_double(r, "rope.freq_base_swa", &hp->rope_base_swa, RL_ROPE_BASE_MIN, RL_ROPE_BASE_MAX);
     hp->rope_factor = 1;
     if (!get_double(r, "rope.scaling.factor", &hp->rope_factor, 0, 1e9))
         get_double(r, "rope.scale_linear", &hp->rope_factor, 0, 1e9);

@@ -6,6 +6,9 @@
 #include "io/gguf.h"
 #include "model/arch.h"
 
+#define RL_ROPE_BASE_MIN 1e-3 // beyond, powers of it leave float32
+#define RL_ROPE_BASE_MAX 1e18
+
 #define RL_MAX_LAYERS 512
 
 typedef enum rl_rope_scaling { RL_SCALE_NONE, RL_SCALE_LINEAR, RL_SCALE_YARN, RL_SCALE_LONGROPE } rl_rope_scaling;

@@ -5,6 +5,14 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+void rl_py_name_file(rl_err *err, const char *path) {
+    if ((err->code != RL_ERR_FORMAT && err->code != RL_ERR_UNSUPPORTED) || strstr(err->msg, path)) return;
+    char what[sizeof err->msg];
+    memcpy(what, err->msg, sizeof what);
+    snprintf(err->msg, sizeof err->msg, "%.200s: %.300s", path, what);
+}
 
 static PyObject *base_for(const rl_state *st, rl_status code) {
     switch (code) {
@@ -78,7 +86,10 @@ int rl_warn_fallback(rl_state *st, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    return PyErr_WarnEx(st->FallbackWarning, text, 1);
+    PyObject *shown = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); // names come from files
+    int rc = shown ? PyErr_WarnFormat(st->FallbackWarning, 1, "%U", shown) : -1;
+    Py_XDECREF(shown);
+    return rc;
 }
 
 static int add_exception(PyObject *m, PyObject **slot, const char *name, const char *doc, PyObject *bases,

@@ -105,7 +105,9 @@ rl_gguf *rl_py_gguf_get(rl_state *st, PyObject *gguf) {
         PyErr_Format(PyExc_TypeError, "a rooflm.GGUF is needed, not %.200s", Py_TYPE(gguf)->tp_name);
         return NULL;
     }
-    return need((py_gguf *)gguf);
+    rl_gguf *g = need((py_gguf *)gguf);
+    rl_err err;
+    return !g || rl_gguf_intact(g, &err) == RL_OK ? g : (rl_gguf *)rl_raise(st, &err);
 }
 
 // --- attributes ----------------------------------------------------------------------------------------------

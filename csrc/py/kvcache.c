@@ -5,11 +5,11 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "kernels/attn.h"
+#include "py/files.h"
 
 typedef struct {
     PyObject_HEAD rl_kv *kv;
@@ -277,34 +277,30 @@ static PyObject *kvcache_fork(kvcache *self, PyObject *ignored) {
     return kvcache_wrap(Py_TYPE(self), copy);
 }
 
-static bool file_write(void *f, const void *data, size_t n) {
-    return fwrite(data, 1, n, f) == n;
+static rl_status save_content(void *kv, rl_write_fn write, void *to, rl_err *err) {
+    return rl_kv_save(kv, write, to, err);
 }
-static bool file_read(void *f, void *data, size_t n) {
-    return fread(data, 1, n, f) == n;
+static rl_status load_content(void *kv, rl_read_fn read, void *from, rl_err *err) {
+    return rl_kv_load(kv, read, from, err);
 }
 
 static PyObject *kvcache_file(kvcache *self, PyObject *arg, bool save) {
     PyObject *path;
     if (!PyUnicode_FSConverter(arg, &path)) return NULL;
-    FILE *f = take(self) < 0 ? NULL : fopen(PyBytes_AS_STRING(path), save ? "wb" : "rb");
-    Py_DECREF(path);
-    if (!f) {
-        if (PyErr_Occurred()) return NULL;
-        self->busy = 0;
-        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, arg);
+    if (take(self) < 0) {
+        Py_DECREF(path);
+        return NULL;
     }
     rl_err err;
     rl_err_clear(&err);
     rl_status rc;
+    const char *name = PyBytes_AS_STRING(path);
     Py_BEGIN_ALLOW_THREADS;
-    rc = save ? rl_kv_save(self->kv, file_write, f, &err) : rl_kv_load(self->kv, file_read, f, &err);
-    errno = 0;
-    if (fclose(f) != 0 && rc == RL_OK) rc = rl_fail(&err, RL_ERR_IO, "the KV cache could not be written");
-    if (rc == RL_ERR_IO && errno) err.os_errno = errno;
+    rc = save ? rl_py_save_file(name, save_content, self->kv, &err)
+              : rl_py_load_file(name, load_content, self->kv, &err);
     Py_END_ALLOW_THREADS;
     self->busy = 0;
-    if (rc == RL_ERR_IO && !err.os_errno) err.os_errno = EIO;
+    Py_DECREF(path);
     if (rc != RL_OK) return rl_raise(rl_state_of_type(Py_TYPE(self)), &err);
     Py_RETURN_NONE;
 }

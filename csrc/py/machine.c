@@ -243,8 +243,9 @@ static PyObject *isa_info(PyObject *m, PyObject *args) {
     uint64_t cpu = rl_cpu_features();
     PyObject *names = PyList_New(0), *can = Py_BuildValue("[s]", "ref");
     for (size_t i = 0; names && i < sizeof features / sizeof *features; i++) {
-        PyObject *s = cpu & features[i].bit ? PyUnicode_FromString(features[i].name) : NULL;
-        if (s && PyList_Append(names, s) < 0) Py_CLEAR(names);
+        if (!(cpu & features[i].bit)) continue;
+        PyObject *s = PyUnicode_FromString(features[i].name);
+        if (!s || PyList_Append(names, s) < 0) Py_CLEAR(names);
         Py_XDECREF(s);
     }
     for (size_t i = 0; can && i < sizeof tiers / sizeof *tiers; i++) {

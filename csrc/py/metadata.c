@@ -172,6 +172,9 @@ static PyObject *lookup(file_map *self, PyObject *key) {
     if (have) return Py_NewRef(have);
     const void *e = PyErr_Occurred() ? NULL : entry(self, key);
     if (!e) return NULL;
+    rl_err err;
+    if (!self->of_tensors && rl_gguf_intact(self->g, &err) != RL_OK)
+        return rl_raise(rl_state_of_type(Py_TYPE(self)), &err);
     PyObject *v = self->of_tensors ? rl_py_tensor_new(rl_state_of_type(Py_TYPE(self)), self->g, e) : decode(e);
     if (v && PyDict_SetItem(self->cache, key, v) < 0) Py_CLEAR(v);
     return v;

@@ -36,6 +36,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     rl_err err;
     rl_err_clear(&err);
     if (rl_model_open(&self->model, g, replaced, n_replaced, &err) != RL_OK) {
+        rl_py_name_file(&err, rl_gguf_shard_path(g, 0));
         rl_raise(st, &err);
         Py_DECREF(self);
         return NULL;

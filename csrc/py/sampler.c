@@ -131,6 +131,7 @@ static PyObject *make(PyTypeObject *type, rl_sampler_params *p, PyObject *bias) 
     }
     self->s = s;
     self->bias = bias ? PyDict_Copy(bias) : NULL;
+    if (bias && !self->bias) Py_CLEAR(self);
     return (PyObject *)self;
 }
 

@@ -6,6 +6,7 @@
 #include <numpy/arrayobject.h>
 #include <stdio.h>
 
+#include "py/files.h"
 #include "py/kernels.h"
 #include "py/kvcache.h"
 #include "py/machine.h"
@@ -83,8 +84,8 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_Format(PyExc_ValueError, "n_ctx %zd and n_batch %zd must be positive", n_ctx, n_batch);
         return NULL;
     }
-    if (!(rope_base >= 0)) {
-        PyErr_SetString(PyExc_ValueError, "rope_base must be positive, or 0 for the file's own");
+    if (rope_base != 0 && !(rope_base >= RL_ROPE_BASE_MIN && rope_base <= RL_ROPE_BASE_MAX)) {
+        PyErr_SetString(PyExc_ValueError, "rope_base must be from 1e-3 to 1e18, or 0 for the file's own");
         return NULL;
     }
     if (window < 0) {
@@ -211,14 +212,13 @@ static PyObject *session_fork(py_session *self, PyObject *unused) {
     return (PyObject *)f;
 }
 
-static bool write_file(void *arg, const void *data, size_t n) {
-    return fwrite(data, 1, n, arg) == n;
+static rl_status save_state(void *s, rl_write_fn write, void *to, rl_err *err) {
+    return rl_session_save(s, write, to, err);
 }
-static bool read_file(void *arg, void *data, size_t n) {
-    return fread(data, 1, n, arg) == n;
+static rl_status load_state(void *s, rl_read_fn read, void *from, rl_err *err) {
+    return rl_session_load(s, read, from, err);
 }
 
-// save and load in one: they differ in mode and direction.
 static PyObject *transfer(py_session *self, PyObject *path, bool save) {
     rl_state *st = state_of(self);
     PyObject *bytes = NULL;
@@ -229,20 +229,12 @@ static PyObject *transfer(py_session *self, PyObject *path, bool save) {
     }
     rl_err err;
     rl_err_clear(&err);
-    rl_status s = RL_OK;
-    FILE *f;
-    Py_BEGIN_ALLOW_THREADS f = fopen(PyBytes_AS_STRING(bytes), save ? "wb" : "rb");
-    if (!f)
-        s = rl_fail(&err, RL_ERR_IO, "cannot open '%s'", PyBytes_AS_STRING(bytes));
-    else
-        s = save ? rl_session_save(self->s, write_file, f, &err) : rl_session_load(self->s, read_file, f, &err);
-    if (f && fclose(f) && s == RL_OK) s = rl_fail(&err, RL_ERR_IO, "cannot write '%s'", PyBytes_AS_STRING(bytes));
-    Py_END_ALLOW_THREADS rl_py_session_leave(self);
-    if (s == RL_ERR_FORMAT) { // a reader knows no names
-        char what[sizeof err.msg];
-        memcpy(what, err.msg, sizeof what);
-        snprintf(err.msg, sizeof err.msg, "%.200s: %.300s", PyBytes_AS_STRING(bytes), what);
-    }
+    rl_status s;
+    const char *name = PyBytes_AS_STRING(bytes);
+    Py_BEGIN_ALLOW_THREADS;
+    s = save ? rl_py_save_file(name, save_state, self->s, &err) : rl_py_load_file(name, load_state, self->s, &err);
+    Py_END_ALLOW_THREADS;
+    rl_py_session_leave(self);
     Py_DECREF(bytes);
     if (s != RL_OK) return rl_raise(st, &err);
     Py_RETURN_NONE;

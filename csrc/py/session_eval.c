@@ -255,14 +255,14 @@ static PyObject *step_group(rl_state *st, group *g, Py_ssize_t count, PyObject *
     size_t total = 0;
     PyObject *arrays = PyList_New(0);
     for (Py_ssize_t i = 0; arrays && i < count; i++) {
-        PyObject *o = PySequence_Fast_GET_ITEM(seqs, i);
+        PyObject *o = PyTuple_GET_ITEM(seqs, i);
         PyObject *ids = NULL;
         if (!PyObject_TypeCheck(o, st->SessionType))
             PyErr_Format(PyExc_TypeError, "item %zd is no Session", i);
         else if (rl_py_session_enter(st, (py_session *)o) == 0) { // the same one twice is busy
             g->members[g->entered++] = (py_session *)o;
             g->sessions[i] = ((py_session *)o)->s;
-            ids = rl_py_token_array(PySequence_Fast_GET_ITEM(lists, i));
+            ids = rl_py_token_array(PyTuple_GET_ITEM(lists, i));
         }
         if (!ids || PyList_Append(arrays, ids) < 0) {
             Py_XDECREF(ids);
@@ -306,10 +306,10 @@ PyObject *rl_py_session_step_many(PyTypeObject *type, PyObject *args) {
     rl_state *st = rl_state_of_type(type);
     PyObject *sessions, *tokens, *result = NULL;
     if (!PyArg_ParseTuple(args, "OO:_step_many", &sessions, &tokens)) return NULL;
-    PyObject *seqs = PySequence_Fast(sessions, "sessions must be a sequence");
-    PyObject *lists = PySequence_Fast(tokens, "tokens must be a sequence of token arrays");
-    Py_ssize_t count = seqs ? PySequence_Fast_GET_SIZE(seqs) : 0;
-    if (seqs && lists && (count < 1 || PySequence_Fast_GET_SIZE(lists) != count)) {
+    // Tuples of our own: reading the ids may run Python code, which could change a list.
+    PyObject *seqs = PySequence_Tuple(sessions), *lists = seqs ? PySequence_Tuple(tokens) : NULL;
+    Py_ssize_t count = seqs ? PyTuple_GET_SIZE(seqs) : 0;
+    if (seqs && lists && (count < 1 || PyTuple_GET_SIZE(lists) != count)) {
         PyErr_Format(PyExc_ValueError, "a step takes one token array for each of at least one session");
     } else if (seqs && lists) {
         group g = {.members = PyMem_Calloc((size_t)count, sizeof *g.members),

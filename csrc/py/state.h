@@ -61,6 +61,9 @@ rl_pool *rl_state_pool(rl_state *st);
 /// Raises the exception that fits err->code with its attributes (.key, .tensor, .offset; .n_ctx, .needed);
 /// returns NULL.
 PyObject *rl_raise(rl_state *st, const rl_err *err);
+/// Puts the path before the message about a file that is wrong, where it does not name it: below, readers know no
+/// names.
+void rl_py_name_file(rl_err *err, const char *path);
 /// A TypeError that suggests the right keyword when kw has one that is not in names (NULL-terminated); -1 then.
 int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names);
 /// One FallbackWarning; -1 with an exception set when warnings are errors.

@@ -63,8 +63,18 @@ static const uint8_t *need_data(py_tensor *self) {
     return (const uint8_t *)fail(self, &err);
 }
 
+// The same before the bytes are touched: 0, or -1 with OSError when the file was shortened meanwhile.
+static int need_bytes(py_tensor *self) {
+    rl_err err;
+    if (!need_data(self)) return -1;
+    if (rl_gguf_intact(self->g, &err) == RL_OK) return 0;
+    fail(self, &err);
+    return -1;
+}
+
 static rl_dequant_fn need_dequant(py_tensor *self) {
-    if (self->fn || !need_data(self)) return self->fn;
+    if (need_bytes(self) < 0) return NULL;
+    if (self->fn) return self->fn;
     rl_dispatch d;
     if (rl_py_dispatch(rl_state_of_type(Py_TYPE(self)), NULL, NULL, &d) < 0) return NULL;
     const rl_kernel *k = rl_kernel_find(&d, RL_FAM_DEQUANT, (rl_type)self->t->type_id, 0, NULL);
@@ -123,7 +133,7 @@ static PyObject *view(py_tensor *self, PyArray_Descr *dtype, int nd, const npy_i
 
 static PyObject *get_raw(py_tensor *self, void *unused) {
     (void)unused;
-    if (!need_data(self)) return NULL;
+    if (need_bytes(self) < 0) return NULL;
     npy_intp dims[RL_MAX_DIMS] = {1};
     int nd = self->t->n_dims ? (int)self->t->n_dims : 1;
     for (int i = 0; i < nd; i++) dims[i] = (npy_intp)self->t->dims[nd - 1 - i];
@@ -206,7 +216,7 @@ static PyArray_Descr *block_dtype(uint32_t id, const rl_dtype *type) {
 
 static PyObject *get_blocks(py_tensor *self, void *unused) {
     (void)unused;
-    if (!need_data(self)) return NULL;
+    if (need_bytes(self) < 0) return NULL;
     PyArray_Descr *dtype = block_dtype(self->t->type_id, self->t->dtype);
     if (!dtype) return NULL;
     npy_intp dims[2] = {(npy_intp)n_rows(self->t), (npy_intp)(n_cols(self->t) / self->t->dtype->block)};

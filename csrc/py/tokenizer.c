@@ -85,7 +85,10 @@ static PyObject *tokenizer_from_gguf(PyTypeObject *type, PyObject *file) {
         Py_END_ALLOW_THREADS;
         const char *warning = rc == RL_OK ? rl_vocab_get_info(self->v)->warning : "";
         bool ok = rc == RL_OK;
-        if (!ok) rl_raise(st, &err);
+        if (!ok) {
+            rl_py_name_file(&err, rl_gguf_shard_path(g, 0));
+            rl_raise(st, &err);
+        }
         if (ok) ok = (self->chat_template = text_of_key(st, g, "tokenizer.chat_template")) != NULL;
         if (ok) ok = (self->chat_templates = named_templates(st, g)) != NULL;
         if (ok && *warning) ok = rl_warn_fallback(st, "%s", warning) == 0;
@@ -175,8 +178,13 @@ static PyObject *tokenizer_encode(py_tokenizer *self, PyObject *const *args, Py_
     if (!PyObject_CheckBuffer(given[0]))
         return PyErr_Format(PyExc_TypeError, "text must be str or bytes, not %.80s", Py_TYPE(given[0])->tp_name);
     Py_buffer view;
-    if (PyObject_GetBuffer(given[0], &view, PyBUF_SIMPLE) < 0) return NULL;
-    PyObject *out = encode_bytes(self, view.buf, (size_t)view.len, opt);
+    if (PyObject_GetBuffer(given[0], &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) return NULL;
+    // Bytes of numbers are no text: an array of ids, say, is a mistake.
+    const bool is_bytes = view.itemsize == 1 && (!view.format || strchr("Bbc", view.format[0]));
+    PyObject *out =
+        is_bytes ? encode_bytes(self, view.buf, (size_t)view.len, opt)
+                 : PyErr_Format(PyExc_TypeError, "text must be str or bytes, not %.80s of numbers; decode() takes ids",
+                                Py_TYPE(given[0])->tp_name);
     PyBuffer_Release(&view);
     return out;
 }

@@ -4,6 +4,7 @@
 // is emptied only as far as top_p and min_p reach.
 #include "run/sampler.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -143,6 +144,19 @@ static rl_status check_logits(const float *x, size_t n, rl_err *err) {
     return RL_OK;
 }
 
+// A logit that was finite stays so: two that overflowed to infinity would leave no difference to take.
+static float bounded(double x) {
+    return (float)fmax(-FLT_MAX, fmin(FLT_MAX, x));
+}
+
+static float biased(float logit, float bias) {
+    return isinf(logit) || isinf(bias) ? -INFINITY : bounded((double)logit + (double)bias);
+}
+
+static float penalized(double logit, double penalty) {
+    return isinf(logit) ? -INFINITY : bounded(logit > 0 ? logit / penalty : logit * penalty);
+}
+
 // Bias and penalty on a copy; the logits as they are when there is nothing to change.
 static rl_status adjust(rl_sampler *s, const float **logits, size_t n, const int32_t *history, size_t n_history,
                         rl_err *err) {
@@ -163,7 +177,7 @@ static rl_status adjust(rl_sampler *s, const float **logits, size_t n, const int
     size_t words = (n + 31) / 32;
     if (!room_for(s, n + words, 0)) return rl_fail(err, RL_ERR_NOMEM, "no memory to sample from %zu logits", n);
     memcpy(s->work, *logits, n * sizeof *s->work);
-    for (size_t i = 0; i < p->n_bias; i++) s->work[p->bias_ids[i]] += p->bias[i];
+    for (size_t i = 0; i < p->n_bias; i++) s->work[p->bias_ids[i]] = biased(s->work[p->bias_ids[i]], p->bias[i]);
     if (recent) {
         uint32_t *done = (uint32_t *)(void *)(s->work + n);
         memset(done, 0, words * sizeof *done);
@@ -171,8 +185,7 @@ static rl_status adjust(rl_sampler *s, const float **logits, size_t n, const int
             uint32_t id = (uint32_t)history[i], bit = 1u << id % 32;
             if (done[id / 32] & bit) continue;
             done[id / 32] |= bit;
-            double x = (double)s->work[id];
-            s->work[id] = (float)(x > 0 ? x / p->repeat_penalty : x * p->repeat_penalty);
+            s->work[id] = penalized(s->work[id], p->repeat_penalty);
         }
     }
     *logits = s->work;

@@ -83,6 +83,7 @@ static rl_status check_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
     size_t have = rl_session_length(s), n_ctx = n_ctx_of(s);
     uint32_t vocab = rl_engine_model(s->engine)->hp.n_vocab;
     if (!ev->n_tok) return rl_fail(err, RL_ERR_ARG, "no tokens to evaluate");
+    RL_TRY(rl_gguf_intact(rl_engine_model(s->engine)->file, err));
     if (ev->n_tok > n_ctx - have) {
         rl_fail(err, RL_ERR_CONTEXT_FULL, "%zu tokens after %zu need %zu positions, and n_ctx is %zu", ev->n_tok, have,
                 have + ev->n_tok, n_ctx);
@@ -196,26 +197,40 @@ rl_status rl_session_step_many(rl_session *const *s, size_t n_sessions, const in
 
 // ---- saved states ----
 
-// What must agree between the session that saved and the one that loads. The bytes of the weights stand for the file.
+// What must agree between the session that saved and the one that loads.
 typedef struct header {
     char magic[8];
     uint32_t version, n_layer, n_embd, n_vocab;
-    uint64_t weight_bytes, n_tokens;
+    uint64_t weight_bytes, weight_sample, n_tokens;
 } header;
+
+// A number that stands for the weights: 64 bytes from the middle of each tensor (FNV-1a). Models of the same shape,
+// such as a model and its fine-tuned kin, have files of the same length.
+static uint64_t sample_of(const rl_gguf *file) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < rl_gguf_n_tensors(file); i++) {
+        const rl_tensor *t = rl_gguf_tensor_at(file, i);
+        size_t n = t->nbytes < 64 ? t->nbytes : 64, at = (t->nbytes - n) / 2;
+        for (size_t k = 0; t->data && k < n; k++) h = (h ^ t->data[at + k]) * 0x100000001b3u;
+    }
+    return h;
+}
 
 static header header_of(const rl_session *s) {
     const rl_model *m = rl_engine_model(s->engine);
     header h = {.magic = "rooflms",
-                .version = 1,
+                .version = 2,
                 .n_layer = m->hp.n_layer,
                 .n_embd = m->hp.n_embd,
                 .n_vocab = m->hp.n_vocab,
                 .weight_bytes = rl_gguf_file_bytes(m->file),
+                .weight_sample = sample_of(m->file),
                 .n_tokens = rl_session_length(s)};
     return h;
 }
 
 rl_status rl_session_save(const rl_session *s, rl_write_fn write, void *arg, rl_err *err) {
+    RL_TRY(rl_gguf_intact(rl_engine_model(s->engine)->file, err));
     header h = header_of(s);
     if (!write(arg, &h, sizeof h) || !write(arg, s->tokens, h.n_tokens * sizeof *s->tokens))
         return rl_fail(err, RL_ERR_IO, "cannot write the saved state");
@@ -223,12 +238,13 @@ rl_status rl_session_save(const rl_session *s, rl_write_fn write, void *arg, rl_
 }
 
 rl_status rl_session_load(rl_session *s, rl_read_fn read, void *arg, rl_err *err) {
+    RL_TRY(rl_gguf_intact(rl_engine_model(s->engine)->file, err));
     header mine = header_of(s), h;
     if (!read(arg, &h, sizeof h)) return rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its header");
     if (memcmp(h.magic, mine.magic, sizeof h.magic) || h.version != mine.version)
         return rl_fail(err, RL_ERR_FORMAT, "this is not a saved state of version %u", mine.version);
     if (h.n_layer != mine.n_layer || h.n_embd != mine.n_embd || h.n_vocab != mine.n_vocab ||
-        h.weight_bytes != mine.weight_bytes)
+        h.weight_bytes != mine.weight_bytes || h.weight_sample != mine.weight_sample)
         return rl_fail(err, RL_ERR_FORMAT, "the state was saved with another model");
     if (h.n_tokens > n_ctx_of(s)) {
         rl_fail(err, RL_ERR_CONTEXT_FULL, "the saved state has %llu tokens and n_ctx is %zu",
@@ -244,10 +260,16 @@ rl_status rl_session_load(rl_session *s, rl_read_fn read, void *arg, rl_err *err
     rl_status status = RL_OK;
     if (!read(arg, tokens, h.n_tokens * sizeof *tokens))
         status = rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its tokens");
+    for (size_t i = 0; i < h.n_tokens && status == RL_OK; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= mine.n_vocab)
+            status = rl_fail(err, RL_ERR_FORMAT, "token %zu of the saved state is %d: ids are 0 to %u", i,
+                             (int)tokens[i], mine.n_vocab - 1);
     if (status == RL_OK) status = rl_kv_load(s->kv, read, arg, err);
-    if (status == RL_OK && rl_session_length(s) != h.n_tokens)
+    if (status == RL_OK && rl_session_length(s) != h.n_tokens) {
         status = rl_fail(err, RL_ERR_FORMAT, "the saved state has %llu tokens and a cache of %zu",
                          (unsigned long long)h.n_tokens, rl_session_length(s));
+        (void)rl_kv_rewind(s->kv, 0, NULL);
+    }
     if (status == RL_OK) memcpy(s->tokens, tokens, h.n_tokens * sizeof *tokens);
     free(tokens);
     return status;

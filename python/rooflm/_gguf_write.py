@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence, Union
 
 from rooflm import _core
+from rooflm._whole_file import replaceable
 
 # Type ids of metadata, by the names used here.
 KINDS = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "u64": 10, "i64": 11}
@@ -49,7 +50,7 @@ class Writer:
     def __init__(self, path: Union[int, str, os.PathLike[str]], alignment: int = 32, fsync: bool = True) -> None:
         if alignment % 8 or not 8 <= alignment <= 1 << 20:
             raise ValueError(f"alignment must be a multiple of 8 from 8 to {1 << 20}, not {alignment}")
-        self.path = None if isinstance(path, int) else Path(path)
+        self.path = None if isinstance(path, int) else replaceable(path)
         self._fd = path if isinstance(path, int) else -1
         self._temporary: Optional[str] = None
         self.alignment, self.fsync = alignment, fsync

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class BatchSequence:
     """One sequence of a Batch: its text so far, and why it ended.
 
-    stop_reason  "eos", "length" (max_tokens), "context" (n_ctx reached), "left"; None while running
+    stop_reason  "eos", "length" (max_tokens), "context" (n_ctx reached), "left", "interrupted" (its sampler failed);
+                 None while running
     """
 
     def __init__(self, batch: Batch, core: _core.Session, pending: np.ndarray, max_tokens: int, sampler: Any) -> None:
@@ -60,6 +61,8 @@ class BatchSequence:
 
     def _advance(self, logits: np.ndarray, ends: frozenset[int]) -> None:
         token = int(self.sampler.sample(logits, self._history))
+        if not 0 <= token < len(logits):
+            raise ValueError(f"sample() returned {token}: ids are 0 to {len(logits) - 1}")
         if token in ends:
             self.stop_reason = "eos"
             return
@@ -138,6 +141,8 @@ class Batch:
             )
             e.n_ctx, e.needed = self.n_ctx, core.n_past + len(ids)
             raise e
+        if sampler is not None and not hasattr(sampler, "sample"):
+            raise TypeError(f"sampler must be a rooflm.Sampler or have its sample(), not {type(sampler).__name__}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens}: a sequence generates at least one token")
         sequence = BatchSequence(self, core, ids, max_tokens, _core.Sampler.greedy() if sampler is None else sampler)
@@ -169,11 +174,24 @@ class Batch:
         logits = self.eval(chosen, parts)
         ends = frozenset(self.model.tokenizer.eog_ids)
         advanced = []
-        for i, s in enumerate(chosen):
-            s._pending = s._pending[len(parts[i]) :]
-            if not len(s._pending):
-                s._advance(logits[i], ends)
-                advanced.append(s)
+        for s, part in zip(chosen, parts):
+            s._pending = s._pending[len(part) :]
+        failed: Optional[Exception] = None
+        try:
+            for s, row in zip(chosen, logits):
+                if len(s._pending):
+                    continue
+                try:
+                    s._advance(row, ends)
+                    advanced.append(s)
+                except Exception as e:  # of one sampler: the others go on
+                    failed = failed or e
+        finally:  # who got no token has lost its logits, and nothing is left to evaluate
+            for s in chosen:
+                if not len(s._pending) and s.stop_reason is None:
+                    s.stop_reason = "interrupted"
+        if failed is not None:
+            raise failed
         return advanced
 
     def run(self) -> list[BatchSequence]:

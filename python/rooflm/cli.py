@@ -108,6 +108,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # at any time, also while modules are imported
+        print("rooflm: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(argv: Optional[Sequence[str]]) -> int:
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -132,9 +140,6 @@ def _run(args: argparse.Namespace) -> int:
     try:
         function: Any = getattr(importlib.import_module(args.module), args.function)
         return int(function(args))
-    except KeyboardInterrupt:
-        print("rooflm: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output is gone (| head): no message, and none from the interpreter at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

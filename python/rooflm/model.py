@@ -207,6 +207,11 @@ class Session:
                 raise ValueError(f"{name}={value} is not from 1 to 2^31 - 1")
         if window is not None and window < 1:
             raise ValueError(f"window={window}: a token attends to itself at least; None for the file's own windows")
+        if not isinstance(compute, (str, Mapping)):
+            raise TypeError(f"compute must be a str or a dict of patterns, not {type(compute).__name__}")
+        for name, text in (("kv", kv), ("layout", layout)):
+            if not isinstance(text, str):
+                raise TypeError(f"{name} must be a str, not {type(text).__name__}")
         rules = None if isinstance(compute, str) else list(compute.items())
         self.model = model
         # What "auto" takes for one token, and why (see _auto.decide); None where nothing is left to it
@@ -367,7 +372,12 @@ class Session:
 
     def load(self, path: Union[str, os.PathLike[str]]) -> None:
         """Takes tokens and cache from a file written by save() with the same model and cache settings."""
-        self._c.load(path)
+        try:
+            self._c.load(path)
+        except BaseException:
+            if self.n_past == 0:  # a damaged file leaves nothing, one of another model what there was
+                self._pending.clear()
+            raise
         self._pending.clear()
 
     # ---- text ----
@@ -474,6 +484,10 @@ class Session:
                 raise ValueError(f"no tap matches {pattern!r}; Model.taps() lists them, such as {shown}")
             wanted.update(dict.fromkeys(hits))
         return Capture(self, list(wanted))
+
+    def __reduce__(self) -> str:
+        # copy.copy() would share one cache between two lists of what is to be evaluated
+        raise TypeError("a Session cannot be copied or pickled: fork() it, or save() it and load() it elsewhere")
 
     def __repr__(self) -> str:
         if self._open is None:
