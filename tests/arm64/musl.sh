@@ -10,10 +10,11 @@ set -euo pipefail
 dir=$(realpath -m "${1:?usage: $0 DIRECTORY}")
 "$(dirname "$0")/setup.sh" "$dir"
 sysroot=$dir/sysroot musl=$dir/musl work=$dir/musl/work
-stamp="$(sha256sum "$0" | cut -d' ' -f1) $dir"
+helper=$(dirname "$0")/apt_config.sh
+stamp="$(cat "$0" "$helper" | sha256sum | cut -d' ' -f1) $dir"
 if [ "$(cat "$musl/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 rm -rf "$musl"
-mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/apt/src"
+mkdir -p "$work"
 if ! command -v make >/dev/null; then
     sudo=""
     [ "$(id -u)" -eq 0 ] || sudo=sudo
@@ -22,19 +23,12 @@ if ! command -v make >/dev/null; then
 fi
 
 # Sources, without making the system's own apt list them.
-for from in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do
-    [ -s "$from" ] || continue
-    to=$work/apt/src/source-$(basename "$from")
-    sed 's/^Types:.*/Types: deb-src/; s/^deb /deb-src /' "$from" >"${to%.list}.${from##*.}"
-done
-cat >"$work/apt/apt.conf" <<CONF
-APT::Sandbox::User "root";
-Dir::State "$work/apt"; Dir::Cache "$work/apt/cache";
-Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "$work/apt/src";
-CONF
+# shellcheck source=tests/arm64/apt_config.sh
+. "$helper"
+config=$(private_apt "$work/apt" 's/^Types:.*/Types: deb-src/; s/^deb /deb-src /')
 cd "$work"
-APT_CONFIG=$work/apt/apt.conf apt-get update -qq
-APT_CONFIG=$work/apt/apt.conf apt-get source -qq --download-only --tar-only --only-source python3.11 zlib
+APT_CONFIG=$config apt-get update -qq
+APT_CONFIG=$config apt-get source -qq --download-only --tar-only --only-source python3.11 zlib
 for archive in *.orig.tar.*; do tar -xf "$archive"; done
 python_source=$(echo "$work"/Python-3.11.*) zlib=$(echo "$work"/zlib-*)
 

@@ -12,7 +12,8 @@ repo=$(cd "$(dirname "$0")/../.." && pwd)
 dir=$(realpath -m "$dir")
 case $dir/ in "$repo"/*) echo "$0: $dir lies inside the repository" >&2; exit 2 ;; esac
 sysroot=$dir/sysroot apt=$dir/apt
-stamp=$(sha256sum "$0" | cut -d' ' -f1)
+helper=$repo/tests/arm64/apt_config.sh
+stamp=$(cat "$0" "$helper" | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
 grep -qs "^VERSION_CODENAME=bookworm" /etc/os-release || {
@@ -28,19 +29,12 @@ if ! command -v qemu-aarch64-static >/dev/null || ! command -v aarch64-linux-gnu
 fi
 
 rm -rf "$sysroot" "$apt" "$dir/site"
-mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/src" "$sysroot"
-: >"$apt/status"
-# Where the system's own packages come from: one file in images, the other in installations.
-[ ! -s /etc/apt/sources.list.d/debian.sources ] || cp /etc/apt/sources.list.d/debian.sources "$apt/src/"
-[ ! -s /etc/apt/sources.list ] || cp /etc/apt/sources.list "$apt/src/system.list"
-cat >"$apt/apt.conf" <<CONF
-APT::Architecture "arm64"; APT::Architectures { "arm64"; };
-APT::Install-Recommends "false"; APT::Sandbox::User "root";
-Dir::State "$apt"; Dir::State::status "$apt/status"; Dir::Cache "$apt/cache";
-Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "$apt/src";
-CONF
-APT_CONFIG=$apt/apt.conf apt-get update -qq
-APT_CONFIG=$apt/apt.conf apt-get install -y -qq --download-only python3.11 libpython3.11-dev libstdc++6 libgomp1 musl-dev
+mkdir -p "$sysroot"
+# shellcheck source=tests/arm64/apt_config.sh
+. "$helper"
+config=$(private_apt "$apt" "" 'APT::Architecture "arm64"; APT::Architectures { "arm64"; };')
+APT_CONFIG=$config apt-get update -qq
+APT_CONFIG=$config apt-get install -y -qq --download-only python3.11 libpython3.11-dev libstdc++6 libgomp1 musl-dev
 for deb in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$deb" "$sysroot"; done
 rm -rf "$apt"
 # musl of both architectures, for test_portability.py and test_wheels.py.
