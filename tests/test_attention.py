@@ -347,8 +347,8 @@ def test_heavy_positions_get_all_bits(isa):
 
 @pytest.mark.parametrize("isa", COARSE)
 def test_coarse_with_masks_and_threads(isa):
-    """Rows that see nothing of a stretch beside rows that do, windows, soft-caps and sinks; the same bits for any number
-    of threads."""
+    """Rows that see nothing of a stretch beside rows that do, windows, soft-caps and sinks; the same bits for any
+    number of threads."""
     for length in (513, 517, 1100):
         cache = filled(length, 3, 64, kv="q8_0")
         for options in (
