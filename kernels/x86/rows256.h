@@ -136,18 +136,54 @@ RL_INLINE __m256 spread(__m256 v, const int p) {
 // Partial sums per token: several for one token, so that the FMAs do not wait for each other.
 #define RL_CHAINS(nt) ((nt) == 1 ? 4 : (nt) == 2 ? 2 : 1)
 
-RL_INLINE void finish(__m256 *acc, __m256 *min, float *out, size_t ld_out, const int nt) {
-    for (int t = 0; t < nt; t++) {
-        __m256 *c = acc + t * RL_CHAINS(nt), s = c[0];
-        if (RL_CHAINS(nt) == 2) s = _mm256_add_ps(c[0], c[1]);
-        if (RL_CHAINS(nt) == 4) s = _mm256_add_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(c[2], c[3]));
-        out[(size_t)t * ld_out] = sum8(_mm256_add_ps(s, min[t]));
-    }
-}
-
 // Rows at a time: enough to read the addresses of the activations once for many rows, few enough that a second
 // group of tokens finds the weights in the first-level cache.
 #define RL_ROWS_AT_ONCE 8
+
+// The sums of one token, 8 lanes for each row of a part: folded for all rows at once, since a row alone waits for each
+// of its additions and takes twice the instructions.
+typedef struct {
+    _Alignas(32) float lanes[RL_ROWS_AT_ONCE][8];
+} part_sums;
+
+RL_INLINE void keep_row(part_sums *s, size_t r, __m256 v) {
+    _mm256_store_ps(s->lanes[r], v);
+}
+
+// Halves of two vectors: a + its upper half, then b's. Here and below lanes are added in the order of sum8().
+RL_INLINE __m256 fold_halves(const part_sums *s, const int r) {
+    __m256 a = _mm256_load_ps(s->lanes[r]), b = _mm256_load_ps(s->lanes[r + 1]);
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+RL_INLINE __m256 fold_quarters(__m256 a, __m256 b) {
+    __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+}
+
+// Folds the lanes of the first n rows into n floats.
+RL_INLINE void fold_rows(const part_sums *s, size_t n, float *out) {
+    if (n < RL_ROWS_AT_ONCE) {
+        for (size_t r = 0; r < n; r++) out[r] = sum8(_mm256_load_ps(s->lanes[r]));
+        return;
+    }
+    // Pairs of lanes of rows 0, 2, 1, 3 and 4, 6, 5, 7.
+    __m256 a = fold_quarters(fold_halves(s, 0), fold_halves(s, 2));
+    __m256 b = fold_quarters(fold_halves(s, 4), fold_halves(s, 6));
+    // Rows 0, 2, 4, 6, 1, 3, 5, 7.
+    a = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+    _mm256_storeu_ps(out, _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+
+RL_INLINE void finish(const __m256 *acc, const __m256 *min, part_sums *sums, size_t r, const int nt) {
+    for (int t = 0; t < nt; t++) {
+        const __m256 *c = acc + t * RL_CHAINS(nt);
+        __m256 s = c[0];
+        if (RL_CHAINS(nt) == 2) s = _mm256_add_ps(c[0], c[1]);
+        if (RL_CHAINS(nt) == 4) s = _mm256_add_ps(_mm256_add_ps(c[0], c[1]), _mm256_add_ps(c[2], c[3]));
+        keep_row(&sums[t], r, _mm256_add_ps(s, min[t]));
+    }
+}
 
 // What a ROWS function gets: some rows, and nt tokens from tok on.
 typedef struct {
@@ -158,6 +194,10 @@ typedef struct {
     float *out;
     size_t ld_out;
 } rows_part;
+
+RL_INLINE void put_out(const rows_part *a, const part_sums *sums, const int nt) {
+    for (int t = 0; t < nt; t++) fold_rows(&sums[t], a->n_rows, a->out + (size_t)t * a->ld_out);
+}
 
 RL_INLINE rows_part part_of(const rl_rows_args *a, size_t r, size_t t) {
     size_t left = a->n_rows - r;

@@ -142,6 +142,7 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
                            const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    part_sums sums[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *row = a.w + r * a.row_bytes, *w = row;
         touch_pages(w, a.row_bytes);
@@ -156,8 +157,9 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
             nibble_tail(row, bytes, head, pair, sign, n, n - g, x, acc, min, nt);
         else if (g < n)
             nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
-        finish(acc, min, a.out + r, a.ld_out, nt);
+        finish(acc, min, sums, r, nt);
     }
+    put_out(&a, sums, nt);
 }
 
 // Q8_0: one block fills a vector. Blocks from..n of the n at w, which begin at block g.
@@ -187,6 +189,7 @@ RL_INLINE void q8_0_group(const uint8_t *w, size_t from, size_t n, const act_ptr
 RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    part_sums sums[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
         touch_pages(w, a.row_bytes);
@@ -202,8 +205,9 @@ RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
             q8_0_group(w - (8 - (n - g)) * 34, 8 - (n - g), 8, x, n - 8, acc, nt);
         else if (g < n)
             q8_0_group(w, 0, n - g, x, g, acc, nt);
-        finish(acc, min, a.out + r, a.ld_out, nt);
+        finish(acc, min, sums, r, nt);
     }
+    put_out(&a, sums, nt);
 }
 
 #define NIBBLE_ROWS(T, BYTES, SIGN)                                                                                    \

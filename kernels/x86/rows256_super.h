@@ -84,6 +84,7 @@ RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_
                           const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    part_sums sums[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         __m256 acc[4], min[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
@@ -93,8 +94,9 @@ RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_
             prefetch(w, bytes);
             super_block(w, bytes, scales_of, half_of, kind, x, g, acc, min, nt);
         }
-        finish(acc, min, a.out + r, a.ld_out, nt);
+        finish(acc, min, sums, r, nt);
     }
+    put_out(&a, sums, nt);
 }
 
 #define SUPER_ROWS(T, BLOCK, KIND)                                                                                     \
@@ -115,6 +117,7 @@ SUPER_ROWS(q8k, rl_block_q8_k, PER_32_SIGNED)
 RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    part_sums sums[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
         touch_pages(w, a.row_bytes);
@@ -135,8 +138,9 @@ RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
                 }
             }
         }
-        finish(acc, min, a.out + r, a.ld_out, nt);
+        finish(acc, min, sums, r, nt);
     }
+    put_out(&a, sums, nt);
 }
 RL_DRIVE(iq4xs, iq4xs_rows)
 

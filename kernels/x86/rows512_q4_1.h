@@ -113,6 +113,7 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     const size_t bytes = sizeof(rl_block_q4_1), n = a.cols / 32;
+    part_sums folded[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
         touch_pages(w, a.row_bytes);
@@ -129,10 +130,10 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
         }
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
-            a.out[(size_t)t * a.ld_out + r] =
-                sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+            keep_row(&folded[t], r, _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
         }
     }
+    put_out(&a, folded, nt);
 }
 RL_DRIVE(q4_1, rows_q4_1)
 

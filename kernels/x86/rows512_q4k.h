@@ -62,6 +62,7 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
         x[t] = act_at(a.act, a.tok + (size_t)t);
         paired[t] = (RL_BITS == 8 ? (const rl_x *)a.act->q8p : (const rl_x *)a.act->q16p) + (a.tok + t) * a.act->ld_q;
     }
+    part_sums sums[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
         touch_pages(w, a.row_bytes);
@@ -94,9 +95,10 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
         for (int t = 0; t < nt; t++) {
             __m512 s = _mm512_add_ps(acc[t][0], acc[t][1]);
             __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-            a.out[(size_t)t * a.ld_out + r] = sum8(_mm256_add_ps(h, min[t]));
+            keep_row(&sums[t], r, _mm256_add_ps(h, min[t]));
         }
     }
+    put_out(&a, sums, nt);
 }
 
 RL_INLINE void rows_q4k(const rows_part a, const int nt) {
