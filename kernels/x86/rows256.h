@@ -5,7 +5,7 @@
 //   RL_BITS       8 or 16: int8 or int16 activations
 //   RL_DPBUSD     with VNNI: (acc, unsigned bytes, signed bytes) -> acc
 //   RL_DPWSSD     with VNNI: (acc, words, words) -> acc
-//   RL_OWN_Q4K_Q5K, RL_OWN_Q4_1  when these types have a file of their own
+//   RL_OWN_Q4K_Q5K, RL_OWN_Q4_1, RL_OWN_Q5_0  when these types have a file of their own
 //
 // The plan of every kernel: unpack 32 weights to the bytes of one vector, form the integer sums of one scale group
 // (exact), convert, and FMA with block scale * sub-scale * activation scale. What is added per group (minimums, offsets
@@ -148,6 +148,10 @@ typedef struct {
 
 RL_INLINE void keep_row(part_sums *s, size_t r, __m256 v) {
     _mm256_store_ps(s->lanes[r], v);
+}
+
+RL_INLINE void add_to_row(part_sums *s, size_t r, __m256 v) {
+    keep_row(s, r, _mm256_add_ps(_mm256_load_ps(s->lanes[r]), v));
 }
 
 // Halves of two vectors: a + its upper half, then b's. Here and below lanes are added in the order of sum8().

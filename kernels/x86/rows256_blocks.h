@@ -60,10 +60,12 @@ RL_INLINE void head_q4_1(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
     gather_dm(w, 20, n, d, m);
 }
 #endif
+#ifndef RL_OWN_Q5_0
 RL_INLINE void head_q5_0(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
     *d = gather_d(w, 22, n);
     *m = _mm256_mul_ps(*d, _mm256_set1_ps(-16));
 }
+#endif
 RL_INLINE void head_q5_1(const uint8_t *w, size_t n, __m256 *d, __m256 *m) {
     gather_dm(w, 24, n, d, m);
 }
@@ -220,7 +222,9 @@ NIBBLE_ROWS(q4_0, 18, 0)
 #ifndef RL_OWN_Q4_1
 NIBBLE_ROWS(q4_1, 20, 0)
 #endif
+#ifndef RL_OWN_Q5_0
 NIBBLE_ROWS(q5_0, 22, 0)
+#endif
 NIBBLE_ROWS(q5_1, 24, 0)
 NIBBLE_ROWS(iq4nl, 18, 1)
 RL_DRIVE(q8_0, q8_0_rows)

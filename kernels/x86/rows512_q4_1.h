@@ -16,18 +16,23 @@
 
 #define BLOCK_DWORDS 5
 
+// Activations of four blocks, or of two, twice.
+RL_INLINE __m512i acts(const rl_x *x, const int twice) {
+    return twice ? _mm512_broadcast_i64x4(load256(x)) : _mm512_loadu_si512(x);
+}
+
 // Products of four blocks in nibbles with their activations: lanes 4i .. 4i + 3 for block i.
-RL_INLINE __m512 four_blocks(__m512i w, const rl_x *x) {
+RL_INLINE __m512 four_blocks(__m512i w, const rl_x *x, const int twice) {
     const __m512i mask = _mm512_set1_epi16(RL_BITS == 8 ? 0x0F0F : 15);
     __m512i s = _mm512_setzero_si512();
 #if RL_BITS == 8
-    s = _mm512_dpbusd_epi32(s, _mm512_and_si512(w, mask), _mm512_loadu_si512(x));
-    s = _mm512_dpbusd_epi32(s, _mm512_and_si512(_mm512_srli_epi16(w, 4), mask), _mm512_loadu_si512(x + 64));
+    s = _mm512_dpbusd_epi32(s, _mm512_and_si512(w, mask), acts(x, twice));
+    s = _mm512_dpbusd_epi32(s, _mm512_and_si512(_mm512_srli_epi16(w, 4), mask), acts(x + 64, twice));
 #else
-    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(w, mask), _mm512_loadu_si512(x));
-    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(_mm512_srli_epi16(w, 4), mask), _mm512_loadu_si512(x + 32));
-    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(_mm512_srli_epi16(w, 8), mask), _mm512_loadu_si512(x + 64));
-    s = _mm512_dpwssd_epi32(s, _mm512_srli_epi16(w, 12), _mm512_loadu_si512(x + 96));
+    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(w, mask), acts(x, twice));
+    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(_mm512_srli_epi16(w, 4), mask), acts(x + 32, twice));
+    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(_mm512_srli_epi16(w, 8), mask), acts(x + 64, twice));
+    s = _mm512_dpwssd_epi32(s, _mm512_srli_epi16(w, 12), acts(x + 96, twice));
 #endif
     return _mm512_cvtepi32_ps(s);
 }
@@ -56,7 +61,10 @@ RL_INLINE void sixteen(const uint8_t *w, const act_ptr *x, size_t g, sums *s, co
     const __m512i nibbles = _mm512_setr_epi32(1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19);
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     __m512i z[BLOCK_DWORDS];
-    for (size_t k = 0; k < BLOCK_DWORDS; k++) z[k] = _mm512_loadu_si512(w + 64 * k);
+    for (size_t k = 0; k < BLOCK_DWORDS; k++) {
+        z[k] = _mm512_loadu_si512(w + 64 * k);
+        __asm__("" : "+v"(z[k])); // load once: see weights()
+    }
     const __m512i h = headers(z);
     const __m512 d = halves(h), m = halves(_mm512_srli_epi32(h, 16));
     __m512 ds[4];
@@ -76,7 +84,7 @@ RL_INLINE void sixteen(const uint8_t *w, const act_ptr *x, size_t g, sums *s, co
         const __m512i q = _mm512_permutex2var_epi32(z[j], _mm512_add_epi32(nibbles, at), z[j + 1]);
         const __m512i lanes = _mm512_add_epi32(spread, at);
         for (int t = 0; t < nt; t++)
-            s[t].acc[j % 2] = _mm512_fmadd_ps(four_blocks(q, x[t].nibble + 32 * (g + 4 * (size_t)j)),
+            s[t].acc[j % 2] = _mm512_fmadd_ps(four_blocks(q, x[t].nibble + 32 * (g + 4 * (size_t)j), 0),
                                               _mm512_permutexvar_ps(lanes, ds[t]), s[t].acc[j % 2]);
     }
 }
@@ -105,14 +113,50 @@ RL_INLINE void up_to_four(const uint8_t *w, size_t n, const act_ptr *x, size_t g
         const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
         s[t].min = _mm512_mask3_fmadd_ps(m, xs, s[t].min, once);
         s[t].acc[0] =
-            _mm512_mask3_fmadd_ps(four_blocks(q, x[t].nibble + 32 * g), _mm512_mul_ps(d, xd), s[t].acc[0], here);
+            _mm512_mask3_fmadd_ps(four_blocks(q, x[t].nibble + 32 * g, 0), _mm512_mul_ps(d, xd), s[t].acc[0], here);
+    }
+}
+
+// The last two blocks, g and g + 1 with g a multiple of 4, of two rows in one vector: lanes 0..7 for the row at
+// w, 8..15 for the one `next` bytes on, or zero where that is 0.
+RL_INLINE void last_two(const uint8_t *w, size_t next, const act_ptr *x, size_t g, __m512 *sum, const int nt) {
+    const __m512i nibbles = _mm512_setr_epi32(1, 2, 3, 4, 6, 7, 8, 9, 17, 18, 19, 20, 22, 23, 24, 25);
+    const __m512i header = _mm512_setr_epi32(0, 0, 0, 0, 5, 5, 5, 5, 16, 16, 16, 16, 21, 21, 21, 21);
+    const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1);
+    const __mmask16 two = (1u << 2 * BLOCK_DWORDS) - 1;
+    const __m512i a = _mm512_maskz_loadu_epi32(two, w), b = _mm512_maskz_loadu_epi32(next ? two : 0, w + next);
+    const __m512i h = _mm512_permutex2var_epi32(a, header, b), q = _mm512_permutex2var_epi32(a, nibbles, b);
+    const __m512 d = halves(h), m = halves(_mm512_srli_epi32(h, 16));
+    for (int t = 0; t < nt; t++) {
+#if RL_BITS == 8
+        const __m512 xd = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].d + g)));
+#else
+        const __m512 xd = _mm512_set1_ps(x[t].d[g / 8]);
+#endif
+        const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
+        sum[t] = _mm512_fmadd_ps(four_blocks(q, x[t].nibble + 32 * g, 1), _mm512_mul_ps(d, xd),
+                                 _mm512_maskz_mul_ps(0x1111, m, xs));
+    }
+}
+
+// Two blocks that are left at the ends of rows, added to what is kept of them: two rows at a time.
+RL_INLINE void row_ends(const rows_part *a, const act_ptr *x, part_sums *folded, const int nt) {
+    const size_t g = a->cols / 32 - 2;
+    for (size_t r = 0; r < a->n_rows; r += 2) {
+        const int pair = r + 1 < a->n_rows;
+        __m512 end[4];
+        last_two(a->w + r * a->row_bytes + g * sizeof(rl_block_q4_1), pair ? a->row_bytes : 0, x, g, end, nt);
+        for (int t = 0; t < nt; t++) {
+            add_to_row(&folded[t], r, _mm512_castps512_ps256(end[t]));
+            if (pair) add_to_row(&folded[t], r + 1, _mm512_extractf32x8_ps(end[t], 1));
+        }
     }
 }
 
 RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
-    const size_t bytes = sizeof(rl_block_q4_1), n = a.cols / 32;
+    const size_t bytes = sizeof(rl_block_q4_1), n = a.cols / 32, alone = n % 4 == 2 ? n - 2 : n;
     part_sums folded[4];
     for (size_t r = 0; r < a.n_rows; r++) {
         const uint8_t *w = a.w + r * a.row_bytes;
@@ -124,15 +168,17 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
             prefetch(w, 16 * bytes);
             sixteen(w, x, g, s, nt);
         }
-        for (; g < n; g += 4, w += 4 * bytes) {
+        for (; g < alone; g += 4, w += 4 * bytes) {
             prefetch(w, 64);
             up_to_four(w, n - g < 4 ? n - g : 4, x, g, s, nt);
         }
+        if (g < n) prefetch(w, 64);
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
             keep_row(&folded[t], r, _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
         }
     }
+    if (alone < n) row_ends(&a, x, folded, nt);
     put_out(&a, folded, nt);
 }
 RL_DRIVE(q4_1, rows_q4_1)

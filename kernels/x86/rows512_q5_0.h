@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q5_0 in vectors of 512 bits. A block is eleven words (a scale, two of fifth bits, eight of nibbles), so permutes of
+// words across two vectors put the nibbles of four blocks into one vector, and what stands before them into another:
+// one block in each quarter. Activations are in the order of nibble blocks (q8n, q16n).
+//
+// Worst cases: int8 two dpbusd 2 * 4 * 31 * 127 = 31,496 a lane; int16 four dpwssd 4 * 2 * 31 * 32,639 = 8,094,472 a
+// lane: both exact in int32 and in float32.
+#ifndef RL_KERNELS_X86_ROWS512_Q5_0_H
+#define RL_KERNELS_X86_ROWS512_Q5_0_H
+
+#include "kernels/x86/rows256.h"
+
+#if !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VNNI__)
+#error "needs AVX-512 BW, DQ and VNNI"
+#endif
+
+#define BLOCK_WORDS 11
+#define BLOCK_BYTES 22
+
+// Four blocks of weights from 0 to 31 in bytes, 16 a block in each: values 0..15, values 16..31. The first word of each
+// quarter of `head` is the scale.
+typedef struct {
+    __m512i lo, hi, head;
+} four;
+
+// 16 bytes of each of four blocks, a quarter of a vector each.
+RL_INLINE __m512i quarters(const uint8_t *p) {
+    __m512i v = _mm512_castsi128_si512(load128(p));
+    v = _mm512_mask_broadcast_i32x4(v, 0x00F0, load128(p + BLOCK_BYTES));
+    v = _mm512_mask_broadcast_i32x4(v, 0x0F00, load128(p + 2 * BLOCK_BYTES));
+    return _mm512_mask_broadcast_i32x4(v, 0xF000, load128(p + 3 * BLOCK_BYTES));
+}
+
+RL_INLINE four four_blocks(const uint8_t *w) {
+    const __m512i low = _mm512_set1_epi8(15), sixteen = _mm512_set1_epi8(16);
+    const __m512i bit = _mm512_set1_epi64((long long)0x8040201008040201ull);
+    const __m512i byte_lo = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+    const __m512i byte_hi = _mm512_add_epi8(byte_lo, _mm512_set1_epi8(2));
+    const __m512i q = quarters(w + 6), head = quarters(w);
+    four v = {_mm512_and_si512(q, low), _mm512_and_si512(_mm512_srli_epi16(q, 4), low), head};
+    v.lo = _mm512_mask_add_epi8(v.lo, _mm512_test_epi8_mask(_mm512_shuffle_epi8(head, byte_lo), bit), v.lo, sixteen);
+    v.hi = _mm512_mask_add_epi8(v.hi, _mm512_test_epi8_mask(_mm512_shuffle_epi8(head, byte_hi), bit), v.hi, sixteen);
+    return v;
+}
+
+// The last n blocks, 1 to 3, with others of zero behind them.
+RL_INLINE four last_blocks(const uint8_t *w, size_t n) {
+    uint8_t copy[4 * BLOCK_BYTES] = {0};
+    memcpy(copy, w, n * BLOCK_BYTES);
+    return four_blocks(copy);
+}
+
+// Products of four blocks with their activations: lanes 4i .. 4i + 3 for block i.
+RL_INLINE __m512 products(const four *v, const rl_x *x) {
+    __m512i s = _mm512_setzero_si512();
+#if RL_BITS == 8
+    s = _mm512_dpbusd_epi32(s, v->lo, _mm512_loadu_si512(x));
+    s = _mm512_dpbusd_epi32(s, v->hi, _mm512_loadu_si512(x + 64));
+#else
+    const __m512i even = _mm512_set1_epi16(255);
+    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(v->lo, even), _mm512_loadu_si512(x));
+    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(v->hi, even), _mm512_loadu_si512(x + 32));
+    s = _mm512_dpwssd_epi32(s, _mm512_srli_epi16(v->lo, 8), _mm512_loadu_si512(x + 64));
+    s = _mm512_dpwssd_epi32(s, _mm512_srli_epi16(v->hi, 8), _mm512_loadu_si512(x + 96));
+#endif
+    return _mm512_cvtepi32_ps(s);
+}
+
+// Scales of dwords whose first word is a half.
+RL_INLINE __m512 halves(__m512i v) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
+}
+
+// Sums of one token: two chains, and scale * sum of activations, of which 16 times are taken off at the end.
+typedef struct {
+    __m512 acc[2], offset;
+} sums;
+
+// The 16 blocks at w, which begin at block g.
+RL_INLINE void sixteen_blocks(const uint8_t *w, const act_ptr *x, size_t g, sums *s, const int nt) {
+    // Scales are merged as dword j of quarter i for block 4 j + i.
+    const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    four v[4];
+    for (size_t j = 0; j < 4; j++) v[j] = four_blocks(w + 4 * BLOCK_BYTES * j);
+    const __m512 h01 = _mm512_shuffle_ps(_mm512_castsi512_ps(v[0].head), _mm512_castsi512_ps(v[1].head), 0);
+    const __m512 h23 = _mm512_shuffle_ps(_mm512_castsi512_ps(v[2].head), _mm512_castsi512_ps(v[3].head), 0);
+    const __m512i h = _mm512_castps_si512(_mm512_shuffle_ps(h01, h23, 0x88));
+    const __m512 d = _mm512_permutexvar_ps(in_order, halves(h));
+    __m512 ds[4];
+    for (int t = 0; t < nt; t++) {
+#if RL_BITS == 8
+        const __m512 xd = _mm512_loadu_ps(x[t].d + g);
+#else
+        const __m256 first = _mm256_broadcast_ss(x[t].d + g / 8), second = _mm256_broadcast_ss(x[t].d + g / 8 + 1);
+        const __m512 xd = _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
+#endif
+        ds[t] = _mm512_mul_ps(d, xd);
+        s[t].offset = _mm512_fmadd_ps(d, _mm512_loadu_ps(x[t].s + g), s[t].offset);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m512i lanes = _mm512_add_epi32(spread, _mm512_set1_epi32(4 * j));
+        for (int t = 0; t < nt; t++)
+            s[t].acc[j % 2] = _mm512_fmadd_ps(products(&v[j], x[t].nibble + 32 * (g + 4 * (size_t)j)),
+                                              _mm512_permutexvar_ps(lanes, ds[t]), s[t].acc[j % 2]);
+    }
+}
+
+// Four blocks, or what is left of them, that begin at block g.
+RL_INLINE void some_blocks(const four v, const act_ptr *x, size_t g, sums *s, const int nt) {
+    const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m512 d = halves(_mm512_shuffle_epi32(v.head, 0));
+    for (int t = 0; t < nt; t++) {
+#if RL_BITS == 8
+        const __m512 xd = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].d + g)));
+#else
+        const __m512 xd = _mm512_set1_ps(x[t].d[g / 8]);
+#endif
+        const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
+        s[t].offset = _mm512_mask3_fmadd_ps(d, xs, s[t].offset, 0x1111);
+        s[t].acc[0] = _mm512_fmadd_ps(products(&v, x[t].nibble + 32 * g), _mm512_mul_ps(d, xd), s[t].acc[0]);
+    }
+}
+
+RL_INLINE void rows_q5_0(const rows_part a, const int nt) {
+    act_ptr x[4];
+    for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
+    const size_t n = a.cols / 32;
+    part_sums folded[4];
+    for (size_t r = 0; r < a.n_rows; r++) {
+        const uint8_t *w = a.w + r * a.row_bytes;
+        touch_pages(w, a.row_bytes);
+        sums s[4];
+        for (int t = 0; t < nt; t++) s[t].acc[0] = s[t].acc[1] = s[t].offset = _mm512_setzero_ps();
+        size_t g = 0;
+        for (; g + 16 <= n; g += 16, w += 16 * BLOCK_BYTES) {
+            prefetch(w, 16 * BLOCK_BYTES);
+            sixteen_blocks(w, x, g, s, nt);
+        }
+        for (; g + 4 <= n; g += 4, w += 4 * BLOCK_BYTES) {
+            prefetch(w, 4 * BLOCK_BYTES);
+            some_blocks(four_blocks(w), x, g, s, nt);
+        }
+        if (g < n) {
+            prefetch(w, 64);
+            some_blocks(last_blocks(w, n - g), x, g, s, nt);
+        }
+        for (int t = 0; t < nt; t++) {
+            const __m512 v = _mm512_fnmadd_ps(s[t].offset, _mm512_set1_ps(16), _mm512_add_ps(s[t].acc[0], s[t].acc[1]));
+            keep_row(&folded[t], r, _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+        }
+    }
+    put_out(&a, folded, nt);
+}
+RL_DRIVE(q5_0, rows_q5_0)
+
+#endif
