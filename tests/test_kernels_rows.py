@@ -192,6 +192,24 @@ def test_never_reads_past_the_last_row(k):
     libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(4 * page), 3)
 
 
+@pytest.mark.parametrize("k", HERE, ids=name_of)
+def test_neighbours_do_not_change_a_row(k):
+    """Kernels fold 8 rows at once and multiply the ends of two: threads that share the rows otherwise get other
+    neighbours, and must get the same bits. Rows are apart from each other, with bytes of 255 in between."""
+    rng = np.random.default_rng(9)
+    for cols in {1: (575,), 32: (64, 160, 576), 256: (512,)}[ALL[k.type][0]]:
+        packed = random_rows(rng, k.type, 19, cols)
+        raw = np.full((19, packed.shape[1] + 34), 255, np.uint8)
+        raw[:, : packed.shape[1]] = packed
+        for tok in (1, 2, 5):
+            x = rng.normal(size=(tok, cols)).astype(np.float32)
+            together = run(k.name, raw, cols, x)
+            alone = np.concatenate([run(k.name, packed[r : r + 1], cols, x) for r in range(19)], axis=1)
+            np.testing.assert_array_equal(together, alone, err_msg=f"{cols} columns, {tok} tokens")
+            by_three = [run(k.name, raw[r : r + 3], cols, x) for r in range(0, 19, 3)]
+            np.testing.assert_array_equal(np.concatenate(by_three, axis=1), alone)
+
+
 @pytest.mark.parametrize("isa", ["ref"] + sorted({k.isa for k in rooflm.kernels() if k.available} - {"ref"}))
 def test_activations(isa):
     rng = np.random.default_rng(8)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q5_0 in vectors of 512 bits. A block is eleven words (a scale, two of fifth bits, eight of nibbles), so permutes of
 // words across two vectors put the nibbles of four blocks into one vector, and what stands before them into another:
-// one block in each quarter. Activations are in the order of nibble blocks (q8n, q16n).
+// one block in each quarter. Activations are int8 in the order of nibble blocks (q8n): with int16 this gained nothing.
 //
-// Worst cases: int8 two dpbusd 2 * 4 * 31 * 127 = 31,496 a lane; int16 four dpwssd 4 * 2 * 31 * 32,639 = 8,094,472 a
-// lane: both exact in int32 and in float32.
+// Worst case: two dpbusd 2 * 4 * 31 * 127 = 31,496 a lane: exact in int32 and in float32.
 #ifndef RL_KERNELS_X86_ROWS512_Q5_0_H
 #define RL_KERNELS_X86_ROWS512_Q5_0_H
 
@@ -14,33 +13,39 @@
 #error "needs AVX-512 BW, DQ and VNNI"
 #endif
 
-#define BLOCK_WORDS 11
 #define BLOCK_BYTES 22
 
-// Four blocks of weights from 0 to 31 in bytes, 16 a block in each: values 0..15, values 16..31. The first word of each
-// quarter of `head` is the scale.
+// Four blocks of weights from 0 to 31 in bytes, 16 a block in each: values 0..15, values 16..31. The first word of
+// dword 1 of each quarter of `head` is the scale.
 typedef struct {
     __m512i lo, hi, head;
 } four;
 
-// 16 bytes of each of four blocks, a quarter of a vector each.
-RL_INLINE __m512i quarters(const uint8_t *p) {
-    __m512i v = _mm512_castsi128_si512(load128(p));
-    v = _mm512_mask_broadcast_i32x4(v, 0x00F0, load128(p + BLOCK_BYTES));
-    v = _mm512_mask_broadcast_i32x4(v, 0x0F00, load128(p + 2 * BLOCK_BYTES));
-    return _mm512_mask_broadcast_i32x4(v, 0xF000, load128(p + 3 * BLOCK_BYTES));
-}
-
-RL_INLINE four four_blocks(const uint8_t *w) {
+// Permutes of four blocks whose words 0..31 are in a and 12..43 in b.
+RL_INLINE four unpack(__m512i a, __m512i b) {
+#define WORD(k) (short)((k) < 32 ? (k) : (k) + 20)
+#define NIBBLES(k)                                                                                                     \
+    WORD(k + 3), WORD(k + 4), WORD(k + 5), WORD(k + 6), WORD(k + 7), WORD(k + 8), WORD(k + 9), WORD(k + 10)
+#define HEAD(k) WORD(k + 1), WORD(k + 2), WORD(k), WORD(k), WORD(k), WORD(k), WORD(k), WORD(k)
+    static const short nibbles[32] = {NIBBLES(0), NIBBLES(11), NIBBLES(22), NIBBLES(33)};
+    static const short heads[32] = {HEAD(0), HEAD(11), HEAD(22), HEAD(33)};
+#undef HEAD
+#undef NIBBLES
+#undef WORD
     const __m512i low = _mm512_set1_epi8(15), sixteen = _mm512_set1_epi8(16);
     const __m512i bit = _mm512_set1_epi64((long long)0x8040201008040201ull);
-    const __m512i byte_lo = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+    const __m512i byte_lo = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
     const __m512i byte_hi = _mm512_add_epi8(byte_lo, _mm512_set1_epi8(2));
-    const __m512i q = quarters(w + 6), head = quarters(w);
+    const __m512i q = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(nibbles), b);
+    const __m512i head = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(heads), b);
     four v = {_mm512_and_si512(q, low), _mm512_and_si512(_mm512_srli_epi16(q, 4), low), head};
     v.lo = _mm512_mask_add_epi8(v.lo, _mm512_test_epi8_mask(_mm512_shuffle_epi8(head, byte_lo), bit), v.lo, sixteen);
     v.hi = _mm512_mask_add_epi8(v.hi, _mm512_test_epi8_mask(_mm512_shuffle_epi8(head, byte_hi), bit), v.hi, sixteen);
     return v;
+}
+
+RL_INLINE four four_blocks(const uint8_t *w) {
+    return unpack(_mm512_loadu_si512(w), _mm512_loadu_si512(w + 4 * BLOCK_BYTES - 64));
 }
 
 // The last n blocks, 1 to 3, with others of zero behind them.
@@ -53,16 +58,8 @@ RL_INLINE four last_blocks(const uint8_t *w, size_t n) {
 // Products of four blocks with their activations: lanes 4i .. 4i + 3 for block i.
 RL_INLINE __m512 products(const four *v, const rl_x *x) {
     __m512i s = _mm512_setzero_si512();
-#if RL_BITS == 8
     s = _mm512_dpbusd_epi32(s, v->lo, _mm512_loadu_si512(x));
     s = _mm512_dpbusd_epi32(s, v->hi, _mm512_loadu_si512(x + 64));
-#else
-    const __m512i even = _mm512_set1_epi16(255);
-    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(v->lo, even), _mm512_loadu_si512(x));
-    s = _mm512_dpwssd_epi32(s, _mm512_and_si512(v->hi, even), _mm512_loadu_si512(x + 32));
-    s = _mm512_dpwssd_epi32(s, _mm512_srli_epi16(v->lo, 8), _mm512_loadu_si512(x + 64));
-    s = _mm512_dpwssd_epi32(s, _mm512_srli_epi16(v->hi, 8), _mm512_loadu_si512(x + 96));
-#endif
     return _mm512_cvtepi32_ps(s);
 }
 
@@ -83,18 +80,13 @@ RL_INLINE void sixteen_blocks(const uint8_t *w, const act_ptr *x, size_t g, sums
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     four v[4];
     for (size_t j = 0; j < 4; j++) v[j] = four_blocks(w + 4 * BLOCK_BYTES * j);
-    const __m512 h01 = _mm512_shuffle_ps(_mm512_castsi512_ps(v[0].head), _mm512_castsi512_ps(v[1].head), 0);
-    const __m512 h23 = _mm512_shuffle_ps(_mm512_castsi512_ps(v[2].head), _mm512_castsi512_ps(v[3].head), 0);
+    const __m512 h01 = _mm512_shuffle_ps(_mm512_castsi512_ps(v[0].head), _mm512_castsi512_ps(v[1].head), 0x55);
+    const __m512 h23 = _mm512_shuffle_ps(_mm512_castsi512_ps(v[2].head), _mm512_castsi512_ps(v[3].head), 0x55);
     const __m512i h = _mm512_castps_si512(_mm512_shuffle_ps(h01, h23, 0x88));
     const __m512 d = _mm512_permutexvar_ps(in_order, halves(h));
     __m512 ds[4];
     for (int t = 0; t < nt; t++) {
-#if RL_BITS == 8
         const __m512 xd = _mm512_loadu_ps(x[t].d + g);
-#else
-        const __m256 first = _mm256_broadcast_ss(x[t].d + g / 8), second = _mm256_broadcast_ss(x[t].d + g / 8 + 1);
-        const __m512 xd = _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
-#endif
         ds[t] = _mm512_mul_ps(d, xd);
         s[t].offset = _mm512_fmadd_ps(d, _mm512_loadu_ps(x[t].s + g), s[t].offset);
     }
@@ -110,13 +102,9 @@ RL_INLINE void sixteen_blocks(const uint8_t *w, const act_ptr *x, size_t g, sums
 // Four blocks, or what is left of them, that begin at block g.
 RL_INLINE void some_blocks(const four v, const act_ptr *x, size_t g, sums *s, const int nt) {
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    const __m512 d = halves(_mm512_shuffle_epi32(v.head, 0));
+    const __m512 d = halves(_mm512_shuffle_epi32(v.head, 0x55));
     for (int t = 0; t < nt; t++) {
-#if RL_BITS == 8
         const __m512 xd = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].d + g)));
-#else
-        const __m512 xd = _mm512_set1_ps(x[t].d[g / 8]);
-#endif
         const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
         s[t].offset = _mm512_mask3_fmadd_ps(d, xs, s[t].offset, 0x1111);
         s[t].acc[0] = _mm512_fmadd_ps(products(&v, x[t].nibble + 32 * g), _mm512_mul_ps(d, xd), s[t].acc[0]);

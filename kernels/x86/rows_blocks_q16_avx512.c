@@ -5,7 +5,6 @@
 #endif
 #define RL_ISA avx512
 #define RL_OWN_Q4_1
-#define RL_OWN_Q5_0
 #define RL_BITS 16
 #define RL_DPBUSD _mm256_dpbusd_epi32
 #define RL_DPWSSD _mm256_dpwssd_epi32
