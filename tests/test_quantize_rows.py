@@ -138,6 +138,16 @@ def test_values_beyond_half_precision(type):
         _core.quantize_rows(x, type)
 
 
+def test_values_that_bfloat16_rounds_to_infinity():
+    x = values(3, 256, 6)
+    x[2, 5] = -3.4e38  # the largest one is 3.3895e38
+    with pytest.raises(ValueError, match="row 2 holds values too large for BF16"):
+        _core.quantize_rows(x, "BF16")
+    x[2, 5] = -3.38e38
+    half = _core.quantize_rows(x, "BF16").view(np.uint16).astype(np.uint32)
+    assert np.isfinite((half << 16).view(np.float32)).all()
+
+
 def test_arguments():
     x = values(2, 256)
     with pytest.raises(ValueError, match="multiple of 256 values, not 192"):

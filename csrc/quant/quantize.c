@@ -214,16 +214,18 @@ static bool blocks(const rl_quantize *q, const rl_quant_format *f, const float *
 
 static bool floats(rl_type type, const float *x, size_t n, uint8_t *out) {
     uint16_t *h = (uint16_t *)(void *)out;
+    if (type == RL_F32) {
+        memcpy(out, x, n * sizeof *x);
+        return true;
+    }
+    const bool half = type == RL_F16;
+    const unsigned infinite = half ? 0x7C00u : 0x7F80u; // what the largest values are rounded to
     unsigned most = 0;
-    if (type == RL_F32) memcpy(out, x, n * sizeof *x);
-    if (type == RL_F16)
-        for (size_t i = 0; i < n; i++) {
-            h[i] = rl_f32_to_f16(x[i]);
-            most = (h[i] & 0x7FFFu) > most ? (h[i] & 0x7FFFu) : most;
-        }
-    if (type == RL_BF16)
-        for (size_t i = 0; i < n; i++) h[i] = rl_f32_to_bf16(x[i]);
-    return type != RL_F16 || most < 0x7C00u;
+    for (size_t i = 0; i < n; i++) {
+        h[i] = half ? rl_f32_to_f16(x[i]) : rl_f32_to_bf16(x[i]);
+        most = (h[i] & 0x7FFFu) > most ? (h[i] & 0x7FFFu) : most;
+    }
+    return most < infinite;
 }
 
 // The least bad row counts, whichever thread finds one first.
@@ -298,7 +300,7 @@ rl_status rl_quantize_result(const rl_quantize *q, rl_err *err) {
     const float *x = q->x + row * q->cols;
     while (i < q->cols && isfinite(x[i])) i++;
     if (i == q->cols)
-        return rl_fail(err, RL_ERR_ARG, "row %zu holds values too large for %s: a scale leaves half precision", row,
-                       rl_dtype_of(q->type)->name);
+        return rl_fail(err, RL_ERR_ARG, "row %zu holds values too large for %s: a value or scale leaves its precision",
+                       row, rl_dtype_of(q->type)->name);
     return rl_fail(err, RL_ERR_ARG, "row %zu has %s in column %zu", row, isnan(x[i]) ? "NaN" : "an infinity", i);
 }
