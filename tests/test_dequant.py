@@ -338,3 +338,19 @@ def test_every_tensor_of_gemma3(gemma3):
     for ours in g.tensors.values():
         kind = gguf.GGMLQuantizationType[ours.type]
         compare_picks(ours, ours.raw.view(np.float32) if ours.type == "F32" else ours.raw, kind)
+
+
+def test_numpy_takes_a_tensor_as_the_array_of_its_values(tmp_path):
+    """Not as an array of one Python object."""
+    raw = random_rows(np.random.default_rng(3), "Q4_0", 6, 64)
+    t = file_with(tmp_path, "Q4_0", raw, (6, 64))
+    values = t.dequantize()
+    assert np.asarray(t).dtype == np.float32 and np.array_equal(np.asarray(t), values)
+    assert np.array(t, dtype=np.float64).dtype == np.float64 and np.linalg.norm(t) == np.linalg.norm(values)
+    own = np.array(t)
+    own[0, 0] = 1e9
+    assert np.array_equal(np.asarray(t), values), "a copy"
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with pytest.raises(ValueError, match="without a copy; .blocks and .raw are views"):
+            np.asarray(t, copy=False)
+    assert not isinstance(t, np.ndarray) and (t @ np.ones(64, np.float32)).shape == (6,)

@@ -140,6 +140,9 @@ def test_q4_0_is_shown_what_q4_k_does_at_its_bits(tmp_path):
     assert e["relative_error"]["Q4_K"] < e["relative_error"]["Q4_0"] and e["bits_per_weight"]["Q4_K"] == 4.5
     narrow = rooflm.check_claims(tiny_model(tmp_path / "n.gguf", types="Q4_0"))
     assert narrow["recommendation"] is None  # rows of 64: no K type fits
+    # Only the down matrices have rows of 256; Q4_K_M would give all others types of more bits.
+    partly = rooflm.check_claims(tiny_model(tmp_path / "p.gguf", types="Q4_0", width=64, ffn=256))
+    assert partly["recommendation"] is None
 
 
 def test_real_claims(smollm2, gemma3):

@@ -108,6 +108,27 @@ def test_metadata_is_a_mapping(tmp_path):
     assert repr(m) == "<2 keys: 'b', 'a'>"
 
 
+def test_a_key_that_is_not_there_names_the_nearest(tmp_path):
+    raw = Raw().key("general.name", 4, 1).tensor("blk.0.attn_q.weight", (4,), 0, data=bytes(16))
+    g = rooflm.GGUF(write(tmp_path / "a.gguf", raw.build()))
+    with pytest.raises(KeyError, match="no tensor 'blk.0.attn_q.weigth'; did you mean 'blk.0.attn_q.weight'"):
+        g.tensors["blk.0.attn_q.weigth"]
+    with pytest.raises(KeyError, match="no key 'general.nme'; did you mean 'general.name'"):
+        g.metadata["general.nme"]
+    with pytest.raises(KeyError, match="no key 'zz'$|no key 'zz'\"$"):
+        g.metadata["zz"]
+
+
+def test_a_name_without_a_file_leads_to_fetch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for opened in (rooflm.GGUF, rooflm.Model):
+        with pytest.raises(FileNotFoundError, match=r"rooflm\.fetch\(name\)"):
+            opened("smollm2")
+        with pytest.raises(FileNotFoundError) as e:
+            opened("smollm2.gguf")
+        assert "fetch" not in str(e.value)
+
+
 def test_metadata_equals_the_gguf_package(tmp_path):
     path = tiny_model(tmp_path / "m.gguf", metadata={"x.list": [1.5, 2.5], "x.i64": np.int64(-5)})
     ours = rooflm.GGUF(path).metadata

@@ -223,6 +223,12 @@ def test_damaged_history_is_said_and_left_alone(tmp_path, tiny):
     assert not h.saved and h.record["tokens"] == 20 and path.read_bytes().startswith(b"this is no")
 
 
+def test_a_history_without_a_place_says_how_to_give_it_one(tmp_path, tiny):
+    (tmp_path / "file").write_text("no directory")
+    with pytest.warns(rooflm.FallbackWarning, match="h.sqlite: the history cannot be kept: .*--history FILE"):
+        assert not rooflm.health(size=tiny, history=tmp_path / "file" / "h.sqlite").saved
+
+
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 

@@ -289,12 +289,21 @@ def test_formats_of_a_tensor_with_speed(tmp_path):
             assert r["gbs"] > 0 and r["kernel"].startswith("rl_rows_") and len(r["samples_gbs"]) == 5
             assert r["rows_per_s"] * 256 * r["bits_per_weight"] / 8 == pytest.approx(r["gbs"] * 1e9)
             assert r["tps"] == pytest.approx(r["gbs"] / r["bits_per_weight"] * 8)
+        assert f.note is None and "already" not in repr(f)
         narrow = rooflm.formats(g.tensors["blk.0.attn_q.weight"], speed=False)
         assert "Q4_K" in narrow.skipped and "64" in narrow.skipped["Q4_K"]
     heavy = np.where(np.arange(256) % 8, 1, 100).astype(np.float32)
     x = formats.sample("normal", (32, 256))
     plain, weighted = (rooflm.formats(x, types=["Q4_0"], importance=w, speed=False) for w in (None, heavy))
     assert weighted["Q4_0"]["error_weighted"] < plain["Q4_0"]["error"] < weighted["Q4_0"]["error"]
+
+
+def test_formats_of_weights_that_are_quantized_say_that_their_own_type_looks_exact(tmp_path):
+    with rooflm.GGUF(tiny_model(tmp_path / "m.gguf", width=64, types="Q4_1")) as g:
+        f = rooflm.formats(g.tensors["blk.0.attn_q.weight"], types=["Q4_0", "Q4_1"], speed=False)
+    assert f["Q4_1"]["error"] == 0 < f["Q4_0"]["error"]
+    assert "already" in f.note and f.note in repr(f) and "levels already" in f._repr_html_()
+    assert f.to_dict()["note"] == f.note
 
 
 def test_formats_plot_and_command(tmp_path, capsys):

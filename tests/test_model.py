@@ -81,6 +81,20 @@ def test_attention_weights_are_causal_and_sum_to_one_over_several_calls(model):
     np.testing.assert_array_equal(w[:4, :, :4], early)
 
 
+def test_a_capture_prints_what_it_holds(model):
+    with session(model) as s, s.capture("blk.0.resid_*") as cap:
+        assert "blk.0.resid_post" in repr(cap), "before anything is evaluated, too"
+        s.eval(TOKENS, logits="none")
+        assert f"{len(TOKENS)} x {model.n_embd}" in repr(cap)
+    assert f"<td>{len(TOKENS)} x {model.n_embd}</td>" in cap._repr_html_()
+    with pytest.raises(KeyError, match="did you mean 'blk.0.resid_post'"):
+        cap["blk.0.resid_pots"]
+
+
+def test_a_model_in_a_notebook_says_equal_layers_once(model):
+    assert f"in all {model.n_layer} layers" in model._repr_html_() and "[" not in model._repr_html_()
+
+
 def test_capture_within_a_larger_run_takes_only_its_own_part(model):
     with session(model) as s:
         s.eval(TOKENS[:3])

@@ -263,6 +263,9 @@ def test_cold_is_verified_or_said(loaded, tmp_path):
     share, reached, why = prepare(str(path), "cold")
     if file_system(str(path)) not in ("tmpfs", "ramfs"):
         assert total and reached is False and share > 0.5 and "mapped" in why
+    with pytest.warns(rooflm.FallbackWarning, match="cold was not reached: "):
+        again = rooflm.load_times(path, ways="mmap", states="cold", repeats=1, threads=1, progress=False)
+    assert again.records[0]["state_reached"] is not True
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm to write to")

@@ -201,6 +201,8 @@ def test_wrong_files_and_arguments(files, tmp_path):
         tasks.load_items(bad)
     with pytest.raises(TypeError, match="pathlib.Path"):
         tasks.load_items("mine.jsonl")
+    with pytest.raises(TypeError, match="list of dicts or a pathlib.Path .* not int"):
+        tasks.load_items(10)
     with pytest.raises(ValueError, match="no item of domain"):
         rooflm.evaluate(files["F32"], ITEMS, domains="poetry")
     with pytest.raises(ValueError, match="limit=0"):

@@ -57,10 +57,16 @@ static PyObject *gguf_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
     Py_BEGIN_ALLOW_THREADS;
     status = rl_gguf_open(&g, PyBytes_AS_STRING(bytes), load, &fell_back, &err);
     Py_END_ALLOW_THREADS;
+    // "smollm2" is what the command line takes, so users of Python try it, too.
+    int is_word = !strpbrk(PyBytes_AS_STRING(bytes), "/.");
     PyObject *path = PyUnicode_DecodeFSDefaultAndSize(PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
     Py_DECREF(bytes);
     if (status != RL_OK) {
         Py_XDECREF(path);
+        if (err.os_errno == ENOENT && is_word) {
+            size_t n = strlen(err.msg);
+            snprintf(err.msg + n, sizeof err.msg - n, "; for a model by name: rooflm.fetch(name) gives its path");
+        }
         return rl_raise(st, &err);
     }
     if (fell_back && path &&

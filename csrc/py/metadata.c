@@ -180,9 +180,18 @@ static PyObject *lookup(file_map *self, PyObject *key) {
     return v;
 }
 
+// KeyError that names the nearest key there is.
+static void raise_missing(file_map *self, PyObject *key) {
+    PyObject *keys = PySequence_List((PyObject *)self), *module = NULL, *exc = NULL;
+    if (keys) module = PyImport_ImportModule("rooflm._keywords");
+    if (module) exc = PyObject_CallMethod(module, "unknown_key", "sOO", self->of_tensors ? "tensor" : "key", key, keys);
+    if (exc) PyErr_SetObject(PyExc_KeyError, exc);
+    Py_XDECREF(exc), Py_XDECREF(module), Py_XDECREF(keys);
+}
+
 static PyObject *map_subscript(file_map *self, PyObject *key) {
     PyObject *v = lookup(self, key);
-    if (!v && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
+    if (!v && !PyErr_Occurred()) raise_missing(self, key);
     return v;
 }
 

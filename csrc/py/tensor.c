@@ -412,6 +412,23 @@ static PyObject *tensor_dequantize(py_tensor *self, PyObject *args, PyObject *kw
     return out;
 }
 
+// What NumPy calls for np.asarray(tensor) and np.array(tensor): without it they give an array of one Python object.
+static PyObject *tensor_array(py_tensor *self, PyObject *args, PyObject *kwds) {
+    static char *names[] = {"dtype", "copy", NULL};
+    PyObject *dtype = Py_None, *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "|OO:__array__", names, &dtype, &copy)) return NULL;
+    if (copy == Py_False)
+        return PyErr_Format(PyExc_ValueError,
+                            "the values of %s are made from its blocks, so they cannot be had without a copy; .blocks "
+                            "and .raw are views",
+                            self->t->name);
+    PyObject *values = PyObject_CallMethod((PyObject *)self, "dequantize", NULL);
+    if (!values || dtype == Py_None) return values;
+    PyObject *cast = PyObject_CallMethod(values, "astype", "O", dtype);
+    Py_DECREF(values);
+    return cast;
+}
+
 // --- matmul --------------------------------------------------------------------------------------------------
 
 // Rows a..b of `tensor @ x` into the same rows of `out`, by NumPy's own product of float32 rows.
@@ -575,6 +592,11 @@ static PyMethodDef tensor_methods[] = {
      "C-contiguous\n"
      "float32 array of that shape, which is returned. threads: None for all CPUs when the result is large. The GIL is\n"
      "released. Raises FormatError (.tensor) for a type that cannot be dequantized, IndexError, ValueError."},
+    {"__array__", (PyCFunction)(void (*)(void))tensor_array, METH_VARARGS | METH_KEYWORDS,
+     "__array__($self, dtype=None, copy=None)\n--\n\n"
+     "All values, as dequantize() gives them: np.asarray(tensor) is a float32 array of the tensor's shape. ValueError "
+     "with\n"
+     "copy=False."},
     {0},
 };
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
-from rooflm._output import answer, emit, megabytes, show, table
+from rooflm._output import answer, clip, emit, megabytes, show, show_layers, table
 
 TRACE_CAPACITY = 1 << 20  # operations; some 270 for a token of a model with 30 layers
 
@@ -62,24 +62,12 @@ def info(args: argparse.Namespace) -> int:
         print(f"recommended: {record['claims']['recommendation']['text']}")
     if record["hparams"]:
         print()
-        print(table([{"hyper-parameter": k, "value": _per_layer(v)} for k, v in record["hparams"].items()],
+        print(table([{"hyper-parameter": k, "value": show_layers(v)} for k, v in record["hparams"].items()],
                     ("hyper-parameter", "value")))  # fmt: skip
     if args.metadata:
         print()
-        print(table([{"key": k, "value": _clip(v)} for k, v in record["metadata"].items()], ("key", "value")))
+        print(table([{"key": k, "value": clip(v)} for k, v in record["metadata"].items()], ("key", "value")))
     return 0
-
-
-def _per_layer(value: Any) -> str:
-    """A value, or a list with one for each layer, which most often are all the same."""
-    if isinstance(value, list) and len(value) > 1 and all(v == value[0] for v in value):
-        return f"{show(value[0])} in all {len(value)} layers"
-    return _clip(value) if isinstance(value, list) else show(value)
-
-
-def _clip(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _argument_text(text: str) -> str:
@@ -120,10 +108,18 @@ def tokenize(args: argparse.Namespace) -> int:
         emit({"ids": ids, "n_tokens": len(ids), "text_bytes": len(text.encode("utf-8"))})
     elif args.pieces:
         for i in ids:
-            print(i, repr(tokenizer.piece(i).decode("utf-8", "backslashreplace")), sep="\t")
+            print(i, _shown(tokenizer.piece(i)), sep="\t")
     else:
         print(" ".join(map(str, ids)))
     return 0
+
+
+def _shown(piece: bytes) -> str:
+    """The text of a token; its bytes where they are a part of a character."""
+    try:
+        return repr(piece.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(piece)
 
 
 def session_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -149,8 +145,12 @@ def make_sampler(args: argparse.Namespace) -> Any:
         "repeat_penalty": args.repeat_penalty,
         "seed": args.seed,
     }
-    if args.temp == 0 and args.repeat_penalty in (None, 1.0):
-        return rooflm.Sampler.greedy()
+    if args.temp == 0:
+        idle = [f"--{k.replace('_', '-')}" for k in ("top_k", "top_p", "min_p") if options[k] is not None]
+        if idle:
+            print(f"rooflm: {', '.join(idle)} without effect at temperature 0: give --temp, too", file=sys.stderr)
+        if args.repeat_penalty in (None, 1.0):
+            return rooflm.Sampler.greedy()
     return rooflm.Sampler(**{k: v for k, v in options.items() if v is not None})
 
 
@@ -229,12 +229,21 @@ def run(args: argparse.Namespace) -> int:
 
 def chat(args: argparse.Namespace) -> int:
     import rooflm
+    from rooflm._text import read_text
+    from rooflm.chat import check_ready
     from rooflm.fetching import resolve_model
     from rooflm.tracing import stage
 
     if args.json and args.prompt is None:
         raise UsageError("chat --json answers one message: give it by -p")
+    template = None if args.template is None else read_text(Path(args.template))
     model = rooflm.Model(resolve_model(args.model))
+    check_ready(model.tokenizer, template)  # before somebody types a message
+    talking = args.prompt is None and sys.stdin.isatty()
+    if talking:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives input() a line that can be edited, and its history)
+    sampler = make_sampler(args)
     messages: list[dict[str, str]] = [{"role": "system", "content": args.system}] if args.system else []
     with model.session(**session_options(args)) as session, traced(session, args.trace):
         while True:
@@ -243,13 +252,17 @@ def chat(args: argparse.Namespace) -> int:
             else:
                 try:
                     with stage(session, "input"):
-                        said = input("> " if sys.stdin.isatty() else "")
+                        said = input("> " if talking else "")
                 except EOFError:
+                    if talking:
+                        print()  # what comes next begins a line
                     return 0
                 if not said.strip():
                     continue
             messages.append({"role": "user", "content": said})
-            generation = session.chat(messages, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop)
+            generation = session.chat(
+                messages, max_tokens=args.n, sampler=sampler, stop=args.stop, template=template
+            )
             stopped = _stream(generation, args.json)
             if args.json:
                 emit(generation.to_dict())
@@ -257,7 +270,8 @@ def chat(args: argparse.Namespace) -> int:
                 print(_closing_line(generation), file=sys.stderr)
             if stopped:
                 print(f"rooflm: interrupted after {len(generation.ids)} tokens", file=sys.stderr)
-                return 130
+                if not talking:  # in a conversation Ctrl-C ends the answer, and at the prompt the command
+                    return 130
             _say_when_full(generation, session)
             if args.prompt is not None:
                 return 0

@@ -26,6 +26,8 @@ OTHER_NAMES = {
     "batch_size": "n_batch",
     "chunk": "ctx",
     "chunks": "windows",
+    "windows": "chunks",
+    "seconds": "budget_s",
     "dtype": "compute",
 }
 
@@ -47,6 +49,12 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError
     near = suggestion(name, known)
     hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(known)}"
     return TypeError(f"{function}() has no keyword {name!r}; {hint}")
+
+
+def unknown_key(kind: str, key: object, known: Iterable[str]) -> str:
+    """The message of a KeyError: what is not there, and the nearest that is."""
+    near = difflib.get_close_matches(key, list(known), n=1) if isinstance(key, str) else []
+    return f"there is no {kind} {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def checked_keywords(function: F) -> F:

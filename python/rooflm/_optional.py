@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
@@ -25,6 +27,22 @@ def save_picture(ax: Axes, path: str) -> None:
     figure: Any = ax.figure
     figure.savefig(path, dpi=120)
     need("matplotlib.pyplot").close(figure)
+
+
+def require_picture(path: Optional[str]) -> None:
+    """Checks, if there is a path, that a picture can be drawn and written there: before a long measurement."""
+    if path is None:
+        return
+    need("matplotlib")
+    kinds = need("matplotlib.figure").Figure().canvas.get_supported_filetypes()
+    kind = os.path.splitext(path)[1][1:].lower()
+    if kind and kind not in kinds:
+        raise ValueError(f"{path}: a picture ends in one of {', '.join('.' + k for k in sorted(kinds))}")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, f"there is no directory {folder}", path)
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise PermissionError(errno.EACCES, "cannot be written", path)
 
 
 def plot_to(path: Optional[str], result: Any) -> None:

@@ -80,7 +80,24 @@ def show(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(show(v) for v in value)}]"
     return str(value)
+
+
+def show_layers(value: Any) -> str:
+    """A value, or a list with one for each layer, which most often are all the same."""
+    if not isinstance(value, list):
+        return show(value)
+    if len(value) > 1 and all(v == value[0] for v in value):
+        return f"{show(value[0])} in all {len(value)} layers"
+    return clip(show(value))
+
+
+def clip(value: Any) -> str:
+    """One line of at most 80 characters."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def megabytes(n: float) -> str:

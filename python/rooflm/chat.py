@@ -329,7 +329,17 @@ def choose(tokenizer: Any, name: Optional[str] = None, *, tools: bool = False) -
         return str(tokenizer.chat_template)
     if "default" in named:
         return str(named["default"])
-    raise ChatTemplateError("the file has no tokenizer.chat_template: give one, or continue raw text instead of a chat")
+    raise ChatTemplateError(
+        "the file has no tokenizer.chat_template: give one by template= (--template FILE), or continue raw text "
+        "by generate() (rooflm run) instead of a chat"
+    )
+
+
+def check_ready(tokenizer: Any, template: Optional[str] = None) -> None:
+    """ChatTemplateError unless there is a template and what renders it, before there is anything to render."""
+    _environment()
+    if template is None:
+        choose(tokenizer)
 
 
 def prompt(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -24,17 +25,32 @@ from rooflm._arguments import (
     text_arguments,
 )
 from rooflm._keywords import suggestion
+from rooflm._optional import require_picture
 
 # Rooms of the library with commands of their own: each has a module `arguments` whose add() declares them.
 ROOMS = ("device", "measuring", "diagnosis", "quantization")
 
 
+class _Parser(argparse.ArgumentParser):
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A command that does not exist: the one that may be meant, instead of all."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as e:
+            near = suggestion(str(value), action.choices or ())
+            if action.dest == "command" and near:
+                raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near!r}?") from None
+            raise e
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="rooflm", description="Quantized language models under the memory roof.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"rooflm {rooflm.__version__}")
-    sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    sub = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
 
     def command(name: str, where: str, about: str) -> argparse.ArgumentParser:
         p = sub.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
@@ -64,10 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
     generation_arguments(p, 128)
     session_arguments(p, "auto", "f16")
 
-    p = command("chat", "_commands", "talk to a model through its chat template; an empty input line is ignored")
+    p = command("chat", "_commands", "talk to a model by its chat template; Ctrl-C ends an answer, Ctrl-D the chat")
     p.add_argument("model", help=MODEL_HELP)
     p.add_argument("-p", "--prompt", metavar="TEXT", help="one message, then leave")
     p.add_argument("--system", metavar="TEXT", help="the system message")
+    p.add_argument("--template", metavar="FILE", help="a Jinja chat template instead of the model's own")
     generation_arguments(p, 512)
     session_arguments(p, "auto", "f16")
 
@@ -116,6 +133,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _main(argv: Optional[Sequence[str]]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or pipe that is not UTF-8 shows what it can
+            stream.reconfigure(errors="backslashreplace")
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -138,6 +158,7 @@ def _run(args: argparse.Namespace) -> int:
     from rooflm._commands import UsageError
 
     try:
+        require_picture(getattr(args, "plot", None))  # before anything is measured
         function: Any = getattr(importlib.import_module(args.module), args.function)
         return int(function(args))
     except BrokenPipeError:
@@ -147,6 +168,11 @@ def _run(args: argparse.Namespace) -> int:
     except UsageError as e:
         print(f"rooflm {args.command}: {e}", file=sys.stderr)
         return 2
+    except rooflm.ContextFull as e:
+        if os.environ.get("ROOFLM_TRACEBACK") == "1":
+            raise
+        print(f"rooflm: {describe(e)}{'; --ctx makes it larger' if hasattr(args, 'ctx') else ''}", file=sys.stderr)
+        return 1
     except (rooflm.Error, OSError, ValueError, OverflowError, MemoryError, ImportError) as e:
         if os.environ.get("ROOFLM_TRACEBACK") == "1":
             raise

@@ -207,7 +207,7 @@ class Generation:
 
     def __repr__(self) -> str:
         if not self._begun:
-            return f"<Generation from {len(self.prompt_ids)} tokens, not started>"
+            return f"<Generation from {len(self.prompt_ids)} tokens, not started: iterate over it, or ask for .text>"
         state = self._stop_reason or "running"
         return f"<Generation {state} after {len(self._ids)} tokens: {self.text[-60:]!r}>"
 
@@ -222,7 +222,7 @@ class Generation:
             "decode": _unit(self.decode_tps, "tok/s", 1),
         }
         body = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
-        return f"<pre>{html.escape(self.text)}</pre><table>{body}</table>"
+        return f"<pre style='white-space:pre-wrap'>{html.escape(self.text)}</pre><table>{body}</table>"
 
 
 def _choose(sampler: Any, logits: np.ndarray, seen: list[int]) -> int:

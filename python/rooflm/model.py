@@ -18,8 +18,8 @@ import numpy as np
 from rooflm import _core
 from rooflm._auto import decide
 from rooflm._blas import find_openblas
-from rooflm._keywords import checked_keywords
-from rooflm._output import html_table, table
+from rooflm._keywords import checked_keywords, unknown_key
+from rooflm._output import html_table, show_layers, table
 from rooflm._text import TextOrTokens, as_tokens, given_text
 from rooflm.generation import Generation
 from rooflm.tracing import Trace, stage
@@ -173,8 +173,8 @@ class Model:
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in self.hparams.items())
-        return f"<table>{rows}</table>"
+        rows = [{"hyper-parameter": k, "value": show_layers(v)} for k, v in self.hparams.items()]
+        return html_table(rows, ("hyper-parameter", "value"))
 
 
 class Session:
@@ -533,7 +533,7 @@ class Capture(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._wanted:
-            raise KeyError(name)
+            raise KeyError(unknown_key("captured tap", name, self._wanted))
         if self._session._capture is self:  # still open: take what is there
             self._collect()
         if name not in self._arrays:
@@ -545,6 +545,23 @@ class Capture(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._wanted)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if self._session._capture is self:
+            self._collect()
+        found = ((name, self._arrays.get(name)) for name in self._wanted)
+        return [
+            {"tap": name, "shape": None, "nbytes": None}
+            if a is None
+            else {"tap": name, "shape": " x ".join(map(str, a.shape)), "nbytes": a.nbytes}
+            for name, a in found
+        ]
+
+    def __repr__(self) -> str:
+        return table(self._rows(), ("tap", "shape", "nbytes"))
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), ("tap", "shape", "nbytes"))
 
 
 def _replacements(file: _core.GGUF, replace: Mapping[str, Replacement]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ every scored token has seen at least half a window.
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import math
 import os
@@ -23,6 +22,7 @@ import numpy as np
 
 from rooflm import _core, stats
 from rooflm._keywords import checked_keywords
+from rooflm._output import html_table
 from rooflm._text import TextOrTokens, as_tokens
 from rooflm.model import Model, Session
 
@@ -74,8 +74,7 @@ class Perplexity:
         return f"{text}; compute {self.compute}, kv {self.kv}"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in self.to_dict().items())
-        return f"<table>{rows}</table>"
+        return html_table([{"figure": k, "value": v} for k, v in self.to_dict().items()], ("figure", "value"))
 
 
 def cut_windows(tokens: np.ndarray, ctx: int, bos_id: Optional[int]) -> np.ndarray:
@@ -173,7 +172,8 @@ def _measure(
         nll=mean,
         nll_se=se,
         stderr=ppl * float(nll.std()) / math.sqrt(nll.size - 1) if nll.size > 1 else None,
-        ppl_interval=[math.exp(interval[0]), math.exp(interval[1])] if interval else None,
+        # A perplexity below 1 cannot be, whatever the t distribution says of a few windows.
+        ppl_interval=[math.exp(max(interval[0], 0.0)), math.exp(interval[1])] if interval else None,
         windows=len(cut),
         windows_available=available,
         tokens=nll.size,

@@ -212,7 +212,8 @@ def _with_history(record: dict[str, Any], history: Union[None, str, os.PathLike[
         earlier = kept.records(record["manifest"])
         kept.add(record)
     except OSError as e:
-        warnings.warn(str(e), _core.FallbackWarning, stacklevel=3)
+        text = f"{kept.path}: the history cannot be kept: {e.strerror}" if e.strerror else str(e)
+        warnings.warn(f"{text}; history= (--history FILE) names another file", _core.FallbackWarning, stacklevel=3)
         return Health(record, earlier, saved=False)
     return Health(record, earlier, saved=True)
 

@@ -79,9 +79,6 @@ def load(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt as e:
         result, interrupted = measured_before(e), True
-    missed = {f"{r['state']} was not reached: {r['state_why']}" for r in result if not r["state_reached"]}
-    for line in sorted(missed):
-        print(f"rooflm: {line}", file=sys.stderr)
     answer(result, args)
     return 130 if interrupted else 0
 

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
@@ -47,7 +48,8 @@ def load_times(
     Records: open_s, first_token_s, second_token_s, first_touch_s (the first token's time beyond the second's), ready_s,
     major_faults and minor_faults until the second token, resident_before and resident_after (share of the file in
     memory, None where the system does not tell), read_gbs of the memory that it ended in, and `state_reached`: False
-    with `state_why` where the file could not be made cold (tmpfs, mapped by others, not ours) or warm.
+    with `state_why`, and one FallbackWarning, where the file could not be made cold (tmpfs, mapped by others, not ours)
+    or warm.
     """
     from rooflm import machine
 
@@ -100,6 +102,9 @@ def load_times(
 
 
 def _results(records: list[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -> Results:
+    # The table has a row "cold" either way: that it was not must stand beside it.
+    for line in sorted({f"{r['state']} was not reached: {r['state_why']}" for r in records if not r["state_reached"]}):
+        warnings.warn(line, _core.FallbackWarning, stacklevel=4)
     ordered = sorted(records, key=lambda r: (pairs.index((r["load"], r["state"])), r["repeat"]))
     return Results(ordered)
 

@@ -12,6 +12,7 @@ import numpy as np
 from rooflm import _core
 from rooflm._output import show, table
 from rooflm.inspecting import type_histogram
+from rooflm.quantization.recipes import FLOATS
 
 # Bits per weight that a name stands for: of a type its blocks, of a mix what it gives a 7B model, where the embedding
 # hardly counts. Mixes as llama.cpp names them.
@@ -175,7 +176,8 @@ def check_claims(file: Union[str, os.PathLike[str], _core.GGUF]) -> ClaimCheck:
     )
 
 
-# What is better than a type at about its bits; where rows are no multiple of 256, the K types cannot be had.
+# What is better than a type at about its bits; where rows are no multiple of 256, the K types cannot be had, and a
+# recipe falls back to types of more bits than the one that is there.
 BETTER = {"Q4_0": "Q4_K", "Q4_1": "Q4_K", "Q5_0": "Q5_K", "Q5_1": "Q5_K", "F32": "Q8_0", "F16": "Q8_0", "BF16": "Q8_0"}
 
 
@@ -185,16 +187,12 @@ def _recommendation(
     if dominant is None or dominant["type"] not in BETTER:
         return None
     now, then = str(dominant["type"]), BETTER[str(dominant["type"])]
-    name, tensor = max(
-        ((k, t) for k, t in matrices.items() if t.type == now and k != "token_embd.weight"),
-        key=lambda item: int(item[1].nbytes),
-        default=(None, None),
-    )
-    if tensor is None:
+    of_type = {k: t for k, t in matrices.items() if t.type == now and k != "token_embd.weight"}
+    fitting = {k: t for k, t in of_type.items() if t.shape[-1] % _core._type_info(then)[1] == 0}
+    if not fitting or sum(t.nbytes for t in fitting.values()) < 0.9 * sum(t.nbytes for t in of_type.values()):
         return None
-    if tensor.shape[-1] % _core._type_info(then)[1]:
-        return None
-    floats = now in ("F32", "F16", "BF16")
+    name, tensor = max(fitting.items(), key=lambda item: int(item[1].nbytes))
+    floats = now in FLOATS
     if floats:
         rows = min(tensor.shape[-2], 256)
         sample = tensor.dequantize(slice(0, rows)).reshape(-1, tensor.shape[-1])[:rows]

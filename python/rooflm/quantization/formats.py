@@ -15,7 +15,7 @@ from rooflm._keywords import checked_keywords
 from rooflm._labels import label_points
 from rooflm._optional import axes, need
 from rooflm._output import html_table, table
-from rooflm.quantization.recipes import TYPES, check_type
+from rooflm.quantization.recipes import FLOATS, TYPES, check_type
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,6 +119,7 @@ class Formats:
     weights: float
     threads: int
     skipped: dict[str, str]
+    note: Optional[str] = None  # what stands between these errors and those of the original weights
 
     def __getitem__(self, type: str) -> dict[str, Any]:
         for r in self.rows:
@@ -141,6 +142,7 @@ class Formats:
         return {
             "schema": 1, "kind": "formats", "source": self.source, "shape": list(self.shape), "weights": self.weights,
             "threads": self.threads, "rows": self.rows, "asymmetry": self.asymmetry(), "skipped": self.skipped,
+            "note": self.note,
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -154,11 +156,14 @@ class Formats:
         if any(r.get("gbs") for r in self.rows):
             head += f"; tps for {self.weights:.3g} weights, {self.threads} threads"
         lines = [head, table(self.rows, self._COLUMNS)]
+        if self.note:
+            lines.append(self.note)
         lines += [f"{t} left out: {why}" for t, why in self.skipped.items()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.source}</p>" + html_table(self.rows, self._COLUMNS)
+        note = f"<p>{self.note}</p>" if self.note else ""
+        return f"<p>{self.source}</p>{html_table(self.rows, self._COLUMNS)}{note}"
 
     def plot(self, ax: Optional[Axes] = None) -> Axes:
         """Signal to noise against bits per weight; the size of a point is the speed, where it was measured."""
@@ -208,6 +213,7 @@ def formats(
                 big cores
     model_weights  the size of model that tps speaks of
     """
+    note = None
     if isinstance(weights, str):
         x, source = sample(weights, (rows, cols), seed), f"{weights} distribution"
     elif isinstance(weights, np.ndarray):
@@ -218,6 +224,11 @@ def formats(
         n = int(np.prod(weights.shape[:-1]))
         x = weights.dequantize(rows=np.unique(np.linspace(0, n - 1, min(rows, n)).astype(int)))
         source = f"{weights.name} ({weights.type})"
+        if weights.type not in FLOATS:
+            note = (
+                f"these weights are {weights.type}'s levels already: types with levels like its own, "
+                f"{weights.type} first, err less here than on the original floats"
+            )
     chosen = [check_type(t) for t in types] if types else [t for t in TYPES if t != "F32"]
     fit = [t for t in chosen if x.shape[1] % _core._type_info(t)[1] == 0]
     skipped = {t: f"rows of {x.shape[1]} are no multiple of its blocks" for t in chosen if t not in fit}
@@ -233,4 +244,4 @@ def formats(
             row["tps"] = speeds[t]["gbs"] * 1e9 / (model_weights * size / block)
         table_rows.append(row)
     table_rows.sort(key=lambda r: (-r["bits_per_weight"], r["error"]))
-    return Formats(source, (x.shape[0], x.shape[1]), table_rows, model_weights, threads, skipped)
+    return Formats(source, (x.shape[0], x.shape[1]), table_rows, model_weights, threads, skipped, note)

@@ -19,7 +19,7 @@ from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens
-from rooflm.quantization.recipes import LAYER, part_of
+from rooflm.quantization.recipes import LAYER, layer_of, part_of
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 
@@ -78,12 +78,13 @@ class IMatrix:
         return IMatrix(entries, self.chunks + other.chunks, self.chunk_size, datasets)
 
     def statistics(self) -> list[dict[str, Any]]:
-        """One row per tensor: mean, least, most and standard deviation of the columns' mean squares, the share of
-        columns that are used at all (over 1e-5), the share that the largest hundredth holds, the entropy of the
-        distribution over columns as a share of its maximum, and the cosine with the same matrix of the layer before."""
+        """One row per tensor, by layer: mean, least, most and standard deviation of the columns' mean squares, the
+        share of columns that are used at all (over 1e-5), the share that the largest hundredth holds, the entropy of
+        the distribution over columns as a share of its maximum, and the cosine with the same matrix of the layer
+        before."""
         means = {n: e.mean_squares().mean(0) for n, e in self.entries.items()}
         rows = []
-        for name, e in self.entries.items():
+        for name, e in sorted(self.entries.items(), key=lambda entry: layer_of(entry[0])):
             m = means[name]
             total, layer = float(m.sum()), LAYER.match(name)
             p = m / total if total > 0 else np.full(len(m), 1 / len(m))

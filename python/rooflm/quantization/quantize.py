@@ -97,7 +97,8 @@ class Quantized:
             f"{self.bits_per_weight:.3f} bits per weight; " + ", ".join(f"{n} {t}" for t, n in self.types.items())
         )
         if self.fallbacks:
-            text += f"; {len(self.fallbacks)} tensors did not get the type asked for"
+            n = len(self.fallbacks)
+            text += f"; {n} tensor{'s' if n > 1 else ''} did not get the type asked for"
         return text
 
     _COLUMNS = ("tensor", "shape", "source", "asked", "given", "bits_per_weight", "error", "why")

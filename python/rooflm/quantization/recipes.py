@@ -28,6 +28,7 @@ NAMED = {
 SHORT = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # names of types that mean a mixture
 
 # Types a tensor can be written in, and what takes the place of one whose block does not divide the rows.
+FLOATS = ("F32", "F16", "BF16")
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "IQ4_NL", "Q4_0", "IQ4_XS",
          "Q3_K", "Q2_K")  # fmt: skip
 FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -168,7 +169,7 @@ def named(name: str, shape: Shape, importance: bool = False) -> dict[str, str]:
     name = canonical(name)
     base = NAMED[name][0]
     wanted = {t: base for t, dims in shape.tensors.items() if is_quantized_here(t, dims)}
-    if base in ("F32", "F16", "BF16"):
+    if base in FLOATS:
         return wanted
     roles = {t: next((r for piece, r in ROLES.items() if piece in t), "") for t in wanted}
     total = Counter(roles.values())

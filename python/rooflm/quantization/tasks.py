@@ -15,7 +15,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -82,8 +82,8 @@ def load_items(items: Items = None) -> list[dict[str, Any]]:
     names the item that is wrong."""
     if items is None:
         items = BUNDLED
-    if isinstance(items, (str, bytes)):
-        raise TypeError("items is a list of dicts or a pathlib.Path to a JSONL file, not a str")
+    if isinstance(items, (str, bytes)) or not isinstance(items, (os.PathLike, Iterable)):
+        raise TypeError(f"items is a list of dicts or a pathlib.Path to a JSONL file, not {type(items).__name__}")
     rows: list[dict[str, Any]] = []
     if isinstance(items, os.PathLike):
         with open(items, encoding="utf-8") as f:
