@@ -232,6 +232,13 @@ def test_a_history_without_a_place_says_how_to_give_it_one(tmp_path, tiny):
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 
+def test_equal_values_are_not_drawn_at_the_edge():
+    pytest.importorskip("matplotlib").use("Agg")
+    before = [record(40.0) for _ in range(7)]
+    low, high = drawn(Health(record(40.0), before, True).plot).get_ylim()
+    assert low == 0 and 1.04 * 40 < high < 1.2 * 40
+
+
 def test_plot_of_the_history():
     pytest.importorskip("matplotlib").use("Agg")
     before = [record(10 + 0.1 * (i % 3)) for i in range(7)]

@@ -220,6 +220,8 @@ def test_roofs_lower_than_the_work_are_read_again_then_doubted(monkeypatch):
     assert "ran above their roof" in doubt and "s after the trace ended" in doubt and doubt in repr(tr)
     record = tr.to_dict()
     assert record["reliable"] is False and record["doubts"] == [doubt] and doubt in tr._repr_html_()
+    pytest.importorskip("matplotlib").use("Agg")
+    assert "not reliable" in drawn(tr.plot).get_title()
     tr.roofs = Roofs(1e-6, {"int8": 1e9, "int16": 1e9, "f32": 1e9}, 1, "ref")
     assert "the roofs were given" in tr.doubts[0]
 

@@ -16,6 +16,11 @@ ANGLES = (0, 180, 30, -30, 150, -150, 60, -60, 120, -120)  # degrees in the orde
 DISTANCES = (8, 16, 26, 38, 52)
 
 
+def from_zero(ax: Axes) -> None:
+    """The y axis from 0, with room above the highest point, which nearly equal values else push to the edge."""
+    ax.set_ylim(0, 1.05 * ax.get_ylim()[1])
+
+
 def label_points(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
     """Writes each text as near its (x, y) as there is room, with a thin line to it where it is further away. Scales and
     limits of the axes must be set before."""

@@ -84,8 +84,9 @@ def roofline_plot(trace: Trace, ax: Optional[Axes], phase: Optional[str]) -> Axe
     plain_log(ax, "y")
     ax.set(xlabel="operations per byte from memory", ylabel="G operations/s")
     read = "unknown" if roofs.read_gbs is None else f"{roofs.read_gbs:.1f} GB/s"
+    doubt = "\nnot reliable: see .doubts" if trace.doubts else ""
     ax.set_title(f"Roofline, {_phase_text(phase)}, n = {sum(r['calls'] for _, r in rows)} operations\n"
-                 f"{roofs.threads} threads, {roofs.isa}, memory {read}", fontsize="medium")  # fmt: skip
+                 f"{roofs.threads} threads, {roofs.isa}, memory {read}{doubt}", fontsize="medium")  # fmt: skip
     ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), markerscale=0.6)
     return ax
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._keywords import checked_keywords
+from rooflm._labels import from_zero
 from rooflm._optional import axes
 from rooflm._output import html_table, megabytes
 from rooflm._synth import SIZES, synth
@@ -109,7 +110,7 @@ class Health:
         ax.locator_params(axis="x", integer=True)
         ax.set_xlabel("run")
         ax.set_ylabel("decode (tok/s)")
-        ax.set_ylim(bottom=0)
+        from_zero(ax)
         m = self.record["model"]
         note = f", {v['verdict']}" if v["verdict"] != "none" else ""
         ax.set_title(f"health, {m['size']} {m['type']}: n = {len(speeds)} runs{note}")

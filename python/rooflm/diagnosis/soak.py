@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
 import numpy as np
 
 from rooflm._keywords import checked_keywords
+from rooflm._labels import from_zero
 from rooflm._optional import axes
 from rooflm._output import html_table, show, table
 from rooflm.device.files import Files
@@ -115,7 +116,7 @@ class Soak:
         ax.plot([t for t, _ in known], [v for _, v in known], ".-", color="tab:blue")
         ax.set_xlabel("time (min)")
         ax.set_ylabel(label)
-        ax.set_ylim(bottom=0)
+        from_zero(ax)
         ax.set_title(f"soak of {self.model}: n = {len(known)} samples\n{self.verdict}", fontsize="medium")
         if not known:
             ax.text(0.5, 0.5, f"no {label} on this machine", ha="center", transform=ax.transAxes)

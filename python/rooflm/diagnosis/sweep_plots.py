@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from rooflm._labels import plain_log
+from rooflm._labels import from_zero, plain_log
 from rooflm._optional import axes
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _context(sweep: Sweep, ax: Optional[Axes]) -> Axes:
             _with_range(ax, points, color=color, alpha=0.5, linestyle=":", label=f"{kv}, allocated, 16 in use")
     ax.set_xlabel("context (tokens)")
     ax.set_ylabel("decode (tokens/s)")
-    ax.set_ylim(bottom=0)
+    from_zero(ax)
     ax.set_title(f"context in use and allocated\n{_runs(sweep.records)}", fontsize="medium")
     ax.legend(fontsize="small")
     return ax

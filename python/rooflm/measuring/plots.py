@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
+from rooflm._labels import from_zero
 from rooflm._optional import axes
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def plot_results(results: Results, ax: Optional[Axes], y: str, x: Optional[str])
     ax.set_title(f"{_subject(results)}\nmedian, bars: range of the runs, {n} runs per setting", fontsize="medium")
     ax.set_xlabel(label(across))
     ax.set_ylabel(label(y))
-    ax.set_ylim(bottom=0)
+    from_zero(ax)
     ax.legend(fontsize="small")
     return ax
 
