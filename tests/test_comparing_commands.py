@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -134,13 +135,20 @@ def test_layers_takes_as_many_tokens_as_asked_for(run):
         ("sensitivity", "F32", "--types", "Q5_0", "--kinds", "--ctx", "32", "--windows", "2"),
     ],
 )
-def test_the_picture_comes_after_the_figures(run, tmp_path, args):
+def test_the_picture_comes_after_the_figures(run, tmp_path, monkeypatch, args):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "picture.png"
     assert run(*args, "--text", "text", "--plot", str(picture)).out
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     out = run(*args, "--text", "text", "--plot", str(tmp_path / "none" / "x.png"), code=1)
-    assert out.out and "x.png: No such file" in out.err
+    assert not out.out and "x.png: there is no directory" in out.err, "said before the work"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "x.png")
+
+    monkeypatch.setattr("rooflm._optional.save_picture", full)
+    out = run(*args, "--text", "text", "--plot", str(picture), code=1)
+    assert out.out and "x.png: No space left" in out.err
 
 
 def test_sensitivity_quantizes_with_importance(run, tmp_path, files):
