@@ -7,14 +7,7 @@
 //                      one head of a page as float32, for prompts                       rl_attn_load_fn
 //   "softmax"          one step of the online softmax (type RL_TYPE_NONE)               rl_attn_softmax_fn
 //   "mul.k" "mul.v"    blocks of float32 queries times a loaded page (RL_TYPE_NONE)     rl_attn_mul_{k,v}_fn
-// `act` says in which format a "k.*" kernel wants its queries: RL_ACT_F32, RL_ACT_Q16, or RL_ACT_Q16 | RL_ACT_Q16S,
-// which can do with their high bytes.
-//
-// Coarse and fine. A query of 16 bits costs two multiplications of bytes where its high byte costs one, and so does a
-// weight. What rounding to a byte adds to an output grows with the square of the weights, and nearly all of that square
-// lies in few positions. So scores are coarse first; groups of 16 positions in which a row has a weight of more than
-// 1 / RL_ATTN_HEAVY of the sum so far ("heavy") get the scores of all bits, and pages with such a group weights of all
-// bits. Every position counts, and is rounded to 1 / 254 of the largest at worst.
+// `act` says in which format a "k.*" kernel wants its queries: RL_ACT_F32 or RL_ACT_Q16.
 //
 // Tile layout, per head, dims padded with zeros to a multiple of 16 (`pad`):
 //   q8_0 K  [16-token group][pad/4][16 tokens][4 dims] int8, then scales [16-token group][group of 32][16 tokens]
@@ -35,9 +28,7 @@
 #define RL_ATTN_MAX_Q 16 // query rows of one call of a "k.*" or "v.*" kernel
 #define RL_ATTN_MUL_Q 64 // query rows of one call of a "mul.*" kernel
 #define RL_ATTN_MAX_DIM 1024
-#define RL_ATTN_ALL_GROUPS 15u // of 16 tokens
-#define RL_ATTN_HEAVY 16       // weights over 1/16 of the sum so far get all bits
-#define RL_ATTN_Q_MAX 32639    // of a query as int16: 127 * 256 + 127, so that two signed bytes hold it, too
+#define RL_ATTN_Q_MAX 32639 // of a query as int16: 127 * 256 + 127, so that two signed bytes hold it, too
 
 // One side of a page. Strides are in bytes from the start of the side.
 typedef struct rl_attn_side {
@@ -69,9 +60,6 @@ static inline rl_attn_head rl_attn_head_at(const rl_attn_side *s, const void *si
 // Scores s[r][t] = scale of row r * (q[r] . k[t]) for all 64 tokens; what lies beyond the last token is the
 // caller's to mask. q is float [nq][ld_q], padded with zeros to side->pad; or int16 in which every four
 // values (0 1 2 3) lie as (0 2 1 3), at most RL_ATTN_Q_MAX in magnitude, with a float scale per row.
-// With RL_ACT_Q16S rows are ld_q * 4 bytes apart, each of them 256 * high + low in order: int8 high[pad], int8
-// low[pad]; then for each group of 32, as int32, -128 times the sum of its values, and for each -128 times the sum of
-// its highs.
 typedef struct rl_attn_k_args {
     const rl_attn_side *side;
     rl_attn_head head;
@@ -79,9 +67,7 @@ typedef struct rl_attn_k_args {
     size_t ld_q;
     const float *q_scale; // RL_ACT_Q16 only
     size_t nq;
-    float *s;        // [nq][64]
-    bool coarse;     // the high byte of int16 queries is enough
-    unsigned groups; // bit g: tokens 16 * g to 16 * g + 15 are wanted; what becomes of other scores is open
+    float *s; // [nq][64]
 } rl_attn_k_args;
 typedef void (*rl_attn_k_fn)(const rl_attn_k_args *a);
 
@@ -95,25 +81,15 @@ typedef struct rl_attn_v_args {
     size_t n_tok; // tokens from this one on have p = 0 in every row
     float *acc;   // [nq][ld_acc], ld_acc >= pad
     size_t ld_acc;
-    bool coarse; // weights of a byte are enough
 } rl_attn_v_args;
 typedef void (*rl_attn_v_fn)(const rl_attn_v_args *a);
 
 // k.load: out[i * 64 + t]; v.load: out[t * pad + i].
 typedef void (*rl_attn_load_fn)(const rl_attn_side *side, const rl_attn_head *head, float *out);
 
-// s[page][r][0..63] -> exp(s - m'), m' = max(m, max s); l = l * corr + sum; corr = exp(m - m'). A row that is all
-// -inf so far gets zeros and corr 1. Or, with `fine`, weights of one page anew: s[r][t] = exp(fine[r][t] - m) in the
-// groups of 16 asked for, and l grows by as much as they do.
-typedef struct rl_attn_softmax_args {
-    float *s; // [n_pages][nq][64]
-    size_t nq, n_pages;
-    float *m, *l, *corr;
-    uint8_t *heavy; // NULL, or of each page the groups in which a row has a weight over l / RL_ATTN_HEAVY, as bits
-    const float *fine;
-    unsigned groups;
-} rl_attn_softmax_args;
-typedef void (*rl_attn_softmax_fn)(const rl_attn_softmax_args *a);
+// s[r][0..63] -> exp(s - m'), m' = max(m, max s); l = l * corr + sum; corr = exp(m - m'). A row that is all
+// -inf so far gets zeros and corr 1.
+typedef void (*rl_attn_softmax_fn)(float *s, size_t nq, float *m, float *l, float *corr);
 
 // s[r][t] = sum over i of q[r * ld_q + i] * kt[i * 64 + t], for t < n_tok at least
 typedef void (*rl_attn_mul_k_fn)(const float *q, size_t ld_q, size_t nq, const float *kt, size_t pad, size_t n_tok,

@@ -2,22 +2,18 @@
 """Attention against float64 NumPy over what the cache holds, on every kernel that this CPU can run.
 
 The oracle reads the cache's own values (cache.k(), checked in test_kvcache.py), so that the quantization of K and V
-is no part of the error here; what remains is float32 rounding, and for q8_0 the int16 queries and weights. Those are
-taken whole here (all_bits), except in the tests of what happens where a byte of them is enough ("coarse").
+is no part of the error here; what remains is float32 rounding, and for q8_0 the int16 queries and weights.
 """
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import pytest
 
 import rooflm
-from rooflm import KVCache
+from rooflm import KVCache, attention
 from rooflm._core import _attention_kernels, _kernel_table
 
-attention = functools.partial(rooflm.attention, all_bits=True)
 ISAS = ["ref", "avx2", "avx512", "neon", "dotprod", "i8mm"]
 
 
@@ -293,109 +289,6 @@ def test_outliers_do_not_drown_the_rest(isa):
     cache.append(k, v)
     want, _ = oracle(q, cache.k(), cache.v())
     assert error(attention(q, cache, isa=isa), want) < 1e-4
-
-
-COARSE = [isa for isa in HERE if isa in ("ref", "avx512")]  # others take all bits, which costs them nothing
-COARSE_BOUND = 0.015  # of the largest output, where no position stands out
-
-
-@pytest.mark.parametrize("isa", HERE)
-@pytest.mark.parametrize("dim", [16, 40, 64, 80, 256])
-def test_coarse_is_close_and_said(isa, dim):
-    """Evenly spread weights are all light: their error is bounded, and there is one where kernels cut, or the option
-    would do nothing."""
-    cache = filled(1300, 2, dim, kv="q8_0")
-    for n_tok, n_head in ((1, 6), (1, 2), (3, 8), (8, 10)):
-        q = random((n_tok, n_head, dim), n_tok)
-        want, _ = oracle(q, cache.k(), cache.v())
-        got = rooflm.attention(q, cache, isa=isa)
-        assert error(got, want) < COARSE_BOUND, (n_tok, n_head)
-        assert (got.tobytes() != attention(q, cache, isa=isa).tobytes()) == (isa in COARSE)
-    q = random((9, 6, dim))
-    assert rooflm.attention(q, cache, isa=isa).tobytes() == attention(q, cache, isa=isa).tobytes()  # a prompt
-
-
-def test_coarse_agrees():
-    """What is rounded to a byte is the same to the bit, so what differs is the rounding of float32: scores of kernels
-    that agree on which positions are heavy agree as without cutting."""
-    cache = filled(1300, 2, 64, kv="q8_0")
-    for n_tok, sharp in ((1, 0.5), (3, 1.0), (8, 3.0)):
-        q = sharp * random((n_tok, 6, 64), n_tok)
-        outs = [rooflm.attention(q, cache, isa=isa) for isa in COARSE]
-        for out in outs[1:]:
-            assert error(out, outs[0]) < 3e-4, (n_tok, sharp)
-
-
-@pytest.mark.parametrize("isa", COARSE)
-def test_heavy_positions_get_all_bits(isa):
-    """Where a few positions take all weight the result is that of all bits, for one row and for the others with it."""
-    cache = filled(1300, 1, 64, kv="q8_0")
-    k = cache.k()
-    for place in (0, 17, 511, 512, 700, 1299):
-        q = random((1, 3, 64), place)
-        q[0, 1] = 3 * k[place, 0]
-        want, p = oracle(q, k, cache.v())
-        assert p[0, 1].max() > 0.99
-        got = rooflm.attention(q, cache, isa=isa)
-        assert error(got[:, 1], want[:, 1]) < bound("q8_0"), place
-        assert error(got, want) < COARSE_BOUND
-    short = filled(12, 1, 64, kv="q8_0")
-    q = random((1, 3, 64), 5)
-    want, _ = oracle(q, short.k(), short.v())
-    assert error(rooflm.attention(q, short, isa=isa), want) < bound("q8_0")
-
-
-@pytest.mark.parametrize("isa", COARSE)
-def test_coarse_with_masks_and_threads(isa):
-    """Rows that see nothing of a stretch beside rows that do, windows, soft-caps and sinks; the same bits for any
-    number of threads."""
-    for length in (513, 517, 1100):
-        cache = filled(length, 3, 64, kv="q8_0")
-        for options in (
-            dict(),
-            dict(window=3),
-            dict(window=70),
-            dict(softcap=2.0),
-            dict(causal=False),
-            dict(sinks=np.arange(9, dtype=np.float32) - 4),
-        ):
-            for n_tok in (1, 2, 8):
-                q = 2 * random((n_tok, 9, 64), n_tok)
-                want, _ = oracle(q, cache.k(), cache.v(), **options)
-                got = rooflm.attention(q, cache, isa=isa, **options)
-                assert error(got, want) < COARSE_BOUND, (length, options, n_tok)
-                for threads in (2, 3):
-                    assert rooflm.attention(q, cache, isa=isa, threads=threads, **options).tobytes() == got.tobytes()
-
-
-@pytest.mark.parametrize("isa", COARSE)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_coarse_sums_at_their_largest(isa, sign):
-    """As test_integer_sums_at_their_largest, with weights too even to be heavy."""
-    for dim in (32, 256):
-        ends = np.where(np.arange(dim) % 3 == 0, -1.0, 1.0).astype(np.float32)
-        side = np.where(np.arange(192) % 2 == 0, 1.0, -1.0)[:, None, None]
-        cache = KVCache(n_head_kv=1, head_dim=dim, n_ctx=192, kv="q8_0", rotate=False)
-        cache.append((side * ends).astype(np.float32), (side * np.ones(dim)).astype(np.float32))
-        q = np.broadcast_to(sign * ends, (1, 5, dim)).astype(np.float32)
-        want, p = oracle(q, cache.k(), cache.v())
-        assert p.max() < 1 / 32
-        assert np.abs(want).min() > 0.9 and error(rooflm.attention(q, cache, isa=isa), want) < COARSE_BOUND, dim
-
-
-@pytest.mark.parametrize("isa", COARSE)
-def test_coarse_shows_what_is_not_finite(isa):
-    k = random((1000, 1, 64))
-    q = random((1, 3, 64))
-    for name in ("k", "v", "q"):
-        x = {"k": k.copy(), "v": k.copy(), "q": q.copy()}
-        x[name][0 if name == "q" else 600, 0, 3] = np.nan
-        cache = KVCache(n_head_kv=1, head_dim=64, n_ctx=1000, kv="q8_0")
-        cache.append(x["k"], x["v"])
-        got = rooflm.attention(x["q"], cache, isa=isa)
-        assert np.isnan(got[0, :, 3] if name != "q" else got[0, 0]).all(), name
-        if name == "q":
-            assert np.isfinite(got[0, 1:]).all()
 
 
 def test_bad_arguments_name_sizes():

@@ -65,16 +65,15 @@ static int check_window(const rl_kv *kv, Py_ssize_t layer, size_t pos0, size_t w
 }
 
 static PyObject *attention(PyObject *module, PyObject *args, PyObject *kw) {
-    static char *names[] = {"q",     "kv",      "layer",          "scale",    "window", "softcap", "causal",
-                            "sinks", "threads", "return_weights", "all_bits", "isa",    "kernels", NULL};
+    static char *names[] = {"q",     "kv",      "layer",          "scale", "window",  "softcap", "causal",
+                            "sinks", "threads", "return_weights", "isa",   "kernels", NULL};
     PyObject *q_obj, *kv_obj, *scale = Py_None, *window = Py_None, *softcap = Py_None, *sinks_obj = Py_None;
     Py_ssize_t layer = 0;
-    int causal = 1, threads = 1, return_weights = 0, all_bits = 0;
+    int causal = 1, threads = 1, return_weights = 0;
     PyObject *isa = Py_None, *kernels = Py_None;
     if (rl_py_check_keywords(kw, "attention", names) < 0) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kw, "OO|$nOOOpOippOO:attention", names, &q_obj, &kv_obj, &layer, &scale,
-                                     &window, &softcap, &causal, &sinks_obj, &threads, &return_weights, &all_bits, &isa,
-                                     &kernels))
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "OO|$nOOOpOipOO:attention", names, &q_obj, &kv_obj, &layer, &scale,
+                                     &window, &softcap, &causal, &sinks_obj, &threads, &return_weights, &isa, &kernels))
         return NULL;
     rl_state *st = rl_state_of_module(module);
     rl_dispatch d;
@@ -127,7 +126,6 @@ static PyObject *attention(PyObject *module, PyObject *args, PyObject *kw) {
                            .pos0 = pos0,
                            .window = (size_t)w,
                            .causal = causal,
-                           .all_bits = all_bits,
                            .sinks = sinks ? PyArray_DATA(sinks) : NULL,
                            .weights = weights ? PyArray_DATA((PyArrayObject *)weights) : NULL};
     if (optional_float(scale, "scale", 1.0f / sqrtf((float)l->dim_k), &a.scale) < 0 ||
@@ -300,15 +298,12 @@ static PyMethodDef functions[] = {
      "Names of the kernels that attention over this cache runs for so many tokens."},
     {"attention", (PyCFunction)(void (*)(void))attention, METH_VARARGS | METH_KEYWORDS,
      "attention($module, q, kv, *, layer=0, scale=None, window=None, softcap=None, causal=True, sinks=None, threads=1, "
-     "return_weights=False, all_bits=False, isa=None, kernels=None)\n--\n\n"
+     "return_weights=False, isa=None, kernels=None)\n--\n\n"
      "Attention of the last tokens of a KVCache: q (tokens, n_head, dim_k) to float32 (tokens, n_head, dim_v).\n\n"
      "n_head is a multiple of the cache's KV heads; head h reads KV head h // (n_head / n_head_kv). scale: 1 /\n"
      "sqrt(dim_k) by default. window: tokens a query sees, itself included (a layer's own window applies as well).\n"
      "softcap: cap * tanh(score / cap). causal=False: every query sees all tokens. sinks: a logit per head that\n"
      "joins the softmax without a value. return_weights=True: also the softmax, (tokens, n_head, length).\n"
-     "all_bits: up to 8 tokens over q8_0 take queries and weights as 16 bits; False: as 8 where a weight is below "
-     "1/16\n"
-     "of the sum of its stretch of 512 positions, if the kernels can. The weights returned are of all bits.\n"
      "isa: the best tier of kernels to use (\"ref\", \"avx2\", ...), kernels: names of kernels to prefer.\n"
      "The result has the same bits for any number of threads. ValueError for sizes that do not fit or positions\n"
      "that a window no longer holds."},

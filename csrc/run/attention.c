@@ -97,9 +97,6 @@ static void cut_rows(rl_attn_cut *c, const rl_kv_layer_config *l, size_t n_head,
     if (c->block_tok > n_tok) c->block_tok = n_tok;
     c->n_blocks = (n_tok + c->block_tok - 1) / c->block_tok;
     c->rows = c->block_tok * c->group;
-    c->n_pages = c->blocked ? 1 : RL_ATTN_SCORES / RL_PAGE_TOKENS / c->rows;
-    if (c->n_pages > RL_ATTN_STRETCH / RL_PAGE_TOKENS) c->n_pages = RL_ATTN_STRETCH / RL_PAGE_TOKENS;
-    if (c->n_pages == 0) c->n_pages = 1;
     c->stretch = 0;
     if (!c->blocked)
         c->stretch = RL_ATTN_STRETCH;
@@ -124,8 +121,7 @@ static size_t local_floats(const rl_attn_cut *c, rl_attn_local *local, float *ba
     TAKE(q_scale, c->rows);
     TAKE(kt, RL_PAGE_TOKENS * c->ld_q);
     TAKE(vt, RL_PAGE_TOKENS * c->ld_acc);
-    TAKE(s, c->n_pages * c->rows * RL_PAGE_TOKENS);
-    TAKE(fine, c->blocked ? 0 : c->rows * RL_PAGE_TOKENS);
+    TAKE(s, c->rows * RL_PAGE_TOKENS);
     TAKE(m, c->rows);
     TAKE(l, c->rows);
     TAKE(corr, c->rows);
@@ -234,7 +230,7 @@ static void weights_of_block(const rl_attention_args *a, const rl_attn_plan *p, 
     }
     for (size_t page = first / RL_PAGE_TOKENS; page * RL_PAGE_TOKENS < total; page++) {
         size_t base = page * RL_PAGE_TOKENS, n = total - base < RL_PAGE_TOKENS ? total - base : RL_PAGE_TOKENS;
-        rl_attn_page_scores(a, p, c, local, h, block, page, false, RL_ATTN_ALL_GROUPS, local->s);
+        rl_attn_page_scores(a, p, c, local, h, block, page);
         for (size_t r = 0; r < rows; r++) {
             float *w = a->weights + ((t0 + r / c->group) * a->n_head + h * c->group + r % c->group) * total;
             memcpy(w + base, local->s + r * RL_PAGE_TOKENS, n * sizeof *w);

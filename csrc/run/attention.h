@@ -21,7 +21,6 @@ typedef struct rl_attention_args {
     float softcap;      // 0: none; else cap * tanh(x / cap) on the scaled score
     size_t window;      // 0: all earlier positions; may be smaller than the cache's own
     bool causal;        // false: every query sees all positions up to pos0 + n_tok
-    bool all_bits;      // q8_0: no query and no weight is cut to a byte (kernels/attn.h, coarse and fine)
     const float *sinks; // NULL or one logit per head that joins the softmax without a value
     void *scratch;      // shared by the team: rl_attention_scratch bytes, 64-byte aligned
     float *weights;     // NULL, or [n_tok][n_head][pos0 + n_tok] that receives the softmax (slow path, for

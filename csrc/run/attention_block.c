@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-// int16 of a common step, which is returned.
+// int16 in the order the kernels multiply in: (0 2 1 3) of every four values.
 static float query_q16(const float *x, size_t pad, int16_t *q) {
     float top[4] = {0}, poison[4] = {0};
     for (size_t i = 0; i < pad; i += 4)
@@ -22,31 +22,15 @@ static float query_q16(const float *x, size_t pad, int16_t *q) {
         memset(q, 0, pad * sizeof *q);
         return bad ? NAN : 0.0f;
     }
-    for (size_t i = 0; i < pad; i++) q[i] = (int16_t)rl_round_int(x[i] * inv);
-    return amax / (float)RL_ATTN_Q_MAX;
-}
-
-// (0 2 1 3) of every four values, the order in which kernels multiply bytes that they widen.
-static void order_pairs(int16_t *q, size_t pad) {
     for (size_t i = 0; i < pad; i += 4) {
-        int16_t second = q[i + 1];
-        q[i + 1] = q[i + 2];
-        q[i + 2] = second;
+        int32_t n[4];
+        for (size_t j = 0; j < 4; j++) n[j] = rl_round_int(x[i + j] * inv);
+        q[i] = (int16_t)n[0];
+        q[i + 1] = (int16_t)n[2];
+        q[i + 2] = (int16_t)n[1];
+        q[i + 3] = (int16_t)n[3];
     }
-}
-
-// As RL_ACT_Q16S: bytes, and sums of each group (attn.h).
-static void split_bytes(const int16_t *q, size_t pad, size_t groups, uint8_t *row) {
-    int8_t *high = (int8_t *)row, *low = high + pad;
-    int32_t *first = (int32_t *)(void *)(row + 2 * pad), *first_high = first + groups;
-    memset(first, 0, 2 * groups * sizeof *first);
-    for (size_t i = 0; i < pad; i++) {
-        int32_t h = (q[i] + 32768 + 128) / 256 - 128; // rounded, so that the low byte has a sign
-        high[i] = (int8_t)h;
-        low[i] = (int8_t)(q[i] - 256 * h);
-        first[i / 32] -= 128 * q[i];
-        first_high[i / 32] -= 128 * h;
-    }
+    return amax / (float)RL_ATTN_Q_MAX;
 }
 
 void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
@@ -54,7 +38,7 @@ void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl
     if (local->have_h == h && local->have_block == block) return;
     const rl_attn_side *k = &a->kv->layers[a->layer].k;
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok, row = 0;
-    bool q16 = !c->blocked && (p->q_act & RL_ACT_Q16);
+    bool q16 = !c->blocked && p->q_act == RL_ACT_Q16;
     float tmp[RL_ATTN_MAX_DIM + 16];
     for (size_t t = t0; t < t1; t++)
         for (size_t j = 0; j < c->group; j++, row++) {
@@ -63,15 +47,7 @@ void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl
             for (size_t i = 0; i < k->dim; i++) x[i] = from[i] * a->scale;
             for (size_t i = k->dim; i < c->ld_q; i++) x[i] = 0.0f;
             if (a->kv->config.rotate) rl_hadamard(x, k->dim);
-            if (!q16) continue;
-            int16_t whole[RL_ATTN_MAX_DIM + 16];
-            local->q_scale[row] = query_q16(x, c->ld_q, whole);
-            if (p->q_act & RL_ACT_Q16S) {
-                split_bytes(whole, c->ld_q, k->groups, (uint8_t *)(local->q + row * c->ld_q));
-            } else {
-                order_pairs(whole, c->ld_q);
-                memcpy((int16_t *)(void *)local->q + row * c->ld_q, whole, c->ld_q * sizeof *whole);
-            }
+            if (q16) local->q_scale[row] = query_q16(x, c->ld_q, (int16_t *)(void *)local->q + row * c->ld_q);
         }
     local->have_h = h;
     local->have_block = block;
@@ -95,74 +71,68 @@ static void touch_page(const rl_kv_layer *l, size_t h, size_t page) {
 }
 
 static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
-                       size_t h, size_t page, size_t rows, size_t n_tok, bool coarse, unsigned groups, float *s) {
-    bool again = groups != RL_ATTN_ALL_GROUPS; // the next page has been asked for
-    const uint8_t *here = l->slots[page].data;
-    const uint8_t *next = page + 1 < l->n_pages && !again ? l->slots[page + 1].data : NULL;
+                       size_t h, size_t page, size_t rows, size_t n_tok) {
+    const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
     rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
     if (c->blocked) {
         p->kload(&l->k, &head, local->kt);
-        p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, n_tok, s);
+        p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);
         return;
     }
-    if (!again) touch_page(l, h, page + 2);
+    touch_page(l, h, page + 2);
     for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
         rl_attn_k_args ka = {.side = &l->k,
                              .head = head,
                              .ld_q = c->ld_q,
                              .q_scale = local->q_scale + r,
                              .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
-                             .s = s + r * RL_PAGE_TOKENS,
-                             .coarse = coarse,
-                             .groups = groups};
-        bool int16 = p->q_act & RL_ACT_Q16 && !(p->q_act & RL_ACT_Q16S);
-        ka.q = int16 ? (const void *)((const int16_t *)(const void *)local->q + r * c->ld_q)
-                     : (const void *)(local->q + r * c->ld_q);
+                             .s = local->s + r * RL_PAGE_TOKENS};
+        ka.q = p->q_act == RL_ACT_Q16 ? (const void *)((const int16_t *)(const void *)local->q + r * c->ld_q)
+                                      : (const void *)(local->q + r * c->ld_q);
         p->k(&ka);
         head.next = NULL;
     }
 }
 
 static void weigh_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
-                       size_t h, size_t page, size_t rows, size_t n_tok, bool coarse, const float *w, float *acc) {
+                       size_t h, size_t page, size_t rows, size_t n_tok, float *acc) {
     const uint8_t *here = l->slots[page].data + l->k.bytes;
     const uint8_t *next = page + 1 < l->n_pages ? l->slots[page + 1].data + l->k.bytes : NULL;
     rl_attn_head head = rl_attn_head_at(&l->v, here, h, next);
     if (c->blocked) {
         p->vload(&l->v, &head, local->vt);
-        p->mulv(w, local->corr, rows, local->vt, l->v.pad, n_tok, acc, c->ld_acc);
+        p->mulv(local->s, local->corr, rows, local->vt, l->v.pad, n_tok, acc, c->ld_acc);
         return;
     }
     for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
         rl_attn_v_args va = {.side = &l->v,
                              .head = head,
-                             .p = w + r * RL_PAGE_TOKENS,
+                             .p = local->s + r * RL_PAGE_TOKENS,
                              .corr = local->corr + r,
                              .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
                              .n_tok = n_tok,
                              .acc = acc + r * c->ld_acc,
-                             .ld_acc = c->ld_acc,
-                             .coarse = coarse};
+                             .ld_acc = c->ld_acc};
         p->v(&va);
         head.next = NULL;
     }
 }
 
 void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
-                         size_t h, size_t block, size_t page, bool coarse, unsigned groups, float *s) {
+                         size_t h, size_t block, size_t page) {
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     size_t rows = (t1 - t0) * c->group, base = page * RL_PAGE_TOKENS, lo0, hi0, lo1, hi1;
     rl_attn_queries(a, p, c, local, h, block);
     rl_attn_range(a, t0, &lo0, &hi0); // lo and hi grow with the token
     rl_attn_range(a, t1 - 1, &lo1, &hi1);
     size_t n_tok = hi1 > base + RL_PAGE_TOKENS ? RL_PAGE_TOKENS : hi1 > base ? hi1 - base : 0;
-    score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows, n_tok, coarse, groups, s);
-    if (a->softcap > 0.0f) p->softcap(s, a->softcap, s, rows * RL_PAGE_TOKENS);
+    score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows, n_tok);
+    if (a->softcap > 0.0f) p->softcap(local->s, a->softcap, local->s, rows * RL_PAGE_TOKENS);
     if (base >= lo1 && base + RL_PAGE_TOKENS <= hi0) return;
     for (size_t r = 0; r < rows; r++) {
         size_t lo, hi;
         rl_attn_range(a, t0 + r / c->group, &lo, &hi);
-        mask_row(s + r * RL_PAGE_TOKENS, base, lo, hi);
+        mask_row(local->s + r * RL_PAGE_TOKENS, base, lo, hi);
     }
 }
 
@@ -170,8 +140,7 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
                    size_t h, size_t block, size_t s, float *m, float *l, float *acc) {
     const rl_kv_layer *layer = &a->kv->layers[a->layer];
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
-    size_t rows = (t1 - t0) * c->group, lo, hi, skip, page_scores = rows * RL_PAGE_TOKENS;
-    bool may_cut = !c->blocked && !a->all_bits, coarse = may_cut && (p->q_act & RL_ACT_Q16S);
+    size_t rows = (t1 - t0) * c->group, lo, hi, skip;
     for (size_t r = 0; r < rows; r++) {
         m[r] = -INFINITY;
         l[r] = 0.0f;
@@ -185,32 +154,10 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
         from = from > start ? from : start;
         to = to < stop ? to : stop;
     }
-    size_t end = (to + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
-    for (size_t first = from / RL_PAGE_TOKENS, n; first < end; first += n) {
-        uint8_t heavy[RL_ATTN_STRETCH / RL_PAGE_TOKENS];
-        n = end - first < c->n_pages ? end - first : c->n_pages;
-        for (size_t i = 0; i < n; i++)
-            rl_attn_page_scores(a, p, c, local, h, block, first + i, coarse, RL_ATTN_ALL_GROUPS,
-                                local->s + i * page_scores);
-        rl_attn_softmax_args sa = {.s = local->s,
-                                   .nq = rows,
-                                   .n_pages = n,
-                                   .m = m,
-                                   .l = l,
-                                   .corr = local->corr,
-                                   .heavy = may_cut ? heavy : NULL};
-        p->softmax(&sa);
-        for (size_t i = 0; i < n; i++) {
-            size_t base = (first + i) * RL_PAGE_TOKENS, n_tok = hi - base < RL_PAGE_TOKENS ? hi - base : RL_PAGE_TOKENS;
-            float *w = local->s + i * page_scores;
-            if (coarse && heavy[i]) {
-                rl_attn_page_scores(a, p, c, local, h, block, first + i, false, heavy[i], local->fine);
-                rl_attn_softmax_args again = {
-                    .s = w, .nq = rows, .n_pages = 1, .m = m, .l = l, .fine = local->fine, .groups = heavy[i]};
-                p->softmax(&again);
-            }
-            weigh_page(p, c, local, layer, h, first + i, rows, n_tok, may_cut && !heavy[i], w, acc);
-            for (size_t r = 0; r < rows; r++) local->corr[r] = 1.0f; // of the pages that follow
-        }
+    for (size_t page = from / RL_PAGE_TOKENS; page * RL_PAGE_TOKENS < to; page++) {
+        size_t base = page * RL_PAGE_TOKENS, n_tok = hi - base < RL_PAGE_TOKENS ? hi - base : RL_PAGE_TOKENS;
+        rl_attn_page_scores(a, p, c, local, h, block, page);
+        p->softmax(local->s, rows, m, l, local->corr);
+        weigh_page(p, c, local, layer, h, page, rows, n_tok, acc);
     }
 }

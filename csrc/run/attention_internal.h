@@ -12,7 +12,6 @@
 #define RL_ATTN_SPLIT_TOK 8         // up to this many tokens read the pages as they are stored
 #define RL_ATTN_BLOCK_ROWS 64       // query rows that share a page made float32
 #define RL_ATTN_FEW_BLOCKS 16
-#define RL_ATTN_SCORES (128 * RL_PAGE_TOKENS) // scores that are made before a softmax, pages of one row at least
 
 // The kernels of one cache under one dispatch.
 typedef struct rl_attn_plan {
@@ -37,7 +36,6 @@ typedef struct rl_attn_cut {
     size_t stretch;      // positions of a stretch
     size_t s0, n_s;      // first stretch and how many
     bool blocked;        // pages are made float32 first
-    size_t n_pages;      // scored before their softmax
     size_t rows;         // most query rows of a block
     size_t ld_q, ld_acc; // padded head sizes
 } rl_attn_cut;
@@ -45,8 +43,7 @@ typedef struct rl_attn_cut {
 // A thread's own buffers.
 typedef struct rl_attn_local {
     float *q, *q_scale; // q as floats, or as int16 in the same room
-    float *kt, *vt, *s; // s: [n_pages][rows][64]
-    float *fine;        // [rows][64]: scores of a page by all bits of the queries, where they matter
+    float *kt, *vt, *s;
     float *m, *l, *corr, *acc;
     size_t have_h, have_block; // whose queries are in q; SIZE_MAX for none
 } rl_attn_local;
@@ -59,10 +56,9 @@ void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl
 void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
                    size_t h, size_t block, size_t s, float *m, float *l, float *acc);
 
-/// Scores of one page for all rows of a block, capped and masked, in s [rows][64]. coarse, groups: as in
-/// rl_attn_k_args.
+/// Scores of one page for all rows of a block, capped and masked, in local->s.
 void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
-                         size_t h, size_t block, size_t page, bool coarse, unsigned groups, float *s);
+                         size_t h, size_t block, size_t page);
 
 /// First position that token t of the batch sees, and one past the last.
 static inline void rl_attn_range(const rl_attention_args *a, size_t t, size_t *lo, size_t *hi) {

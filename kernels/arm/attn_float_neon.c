@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over f32 and f16 tile pages in NEON, and the online softmax. Sums of a score: even and odd dimensions
 // apart, each rising, then added. Sums of an output: tokens rising, on acc * corr. All by fused multiply-add, and
-// halves are widened before any arithmetic. The sum of a softmax step: pages rising in each of sixteen vectors,
-// then these pairwise, then lanes.
+// halves are widened before any arithmetic. The sum of a softmax step: sixteen vectors pairwise, then lanes.
 #ifndef __ARM_NEON
 #error "needs NEON"
 #endif
@@ -94,7 +93,7 @@ void rl_attn_k_f32_tile_neon(const rl_attn_k_args *a);
 void rl_attn_k_f16_tile_neon(const rl_attn_k_args *a);
 void rl_attn_v_f32_tile_neon(const rl_attn_v_args *a);
 void rl_attn_v_f16_tile_neon(const rl_attn_v_args *a);
-void rl_attn_softmax_neon(const rl_attn_softmax_args *a);
+void rl_attn_softmax_neon(float *s, size_t nq, float *m, float *l, float *corr);
 
 void rl_attn_k_f32_tile_neon(const rl_attn_k_args *a) {
     BY_ROWS(k_rows, a, 0)
@@ -122,67 +121,26 @@ INLINE float32x4_t exp4(float32x4_t x) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p), low));
 }
 
-INLINE float add_up(float32x4_t x[16]) {
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) x[i] = vaddq_f32(x[i], x[i + half]);
-    return vaddvq_f32(x[0]);
-}
-
-INLINE void softmax_row(float *s, size_t page, size_t n_pages, float *m, float *l, float *corr) {
-    float32x4_t top = vld1q_f32(s), sum[16];
-    for (size_t p = 0; p < n_pages; p++)
-        for (int i = 0; i < 16; i++)
-            top = vmaxnmq_f32(top, vld1q_f32(s + p * page + 4 * i)); // the number when one is NaN
-    float max = vmaxnmvq_f32(top);
-    max = max > *m ? max : *m;
-    // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
-    float32x4_t shift = vdupq_n_f32(max == -__builtin_inff() ? 0.0f : max);
-    for (int i = 0; i < 16; i++) sum[i] = vdupq_n_f32(0);
-    for (size_t p = 0; p < n_pages; p++)
+void rl_attn_softmax_neon(float *s, size_t nq, float *m, float *l, float *corr) {
+    for (size_t r = 0; r < nq; r++, s += 64) {
+        float32x4_t x[16], top = vld1q_f32(s);
         for (int i = 0; i < 16; i++) {
-            float *at = s + p * page + 4 * i;
-            float32x4_t x = exp4(vsubq_f32(vld1q_f32(at), shift));
-            vst1q_f32(at, x);
-            sum[i] = vaddq_f32(sum[i], x);
+            x[i] = vld1q_f32(s + 4 * i);
+            top = vmaxnmq_f32(top, x[i]); // the number when one is NaN
         }
-    *corr = max == *m ? 1.0f : vgetq_lane_f32(exp4(vdupq_n_f32(*m - max)), 0);
-    *l = *l * *corr + add_up(sum);
-    *m = max;
-}
-
-static void mark_heavy(const rl_attn_softmax_args *a) {
-    const float *s = a->s;
-    for (size_t p = 0; p < a->n_pages; p++) {
-        uint32x4_t any[4];
-        for (int i = 0; i < 4; i++) any[i] = vdupq_n_u32(0);
-        for (size_t r = 0; r < a->nq; r++, s += 64) {
-            float32x4_t floor = vdupq_n_f32(a->l[r] * (1.0f / RL_ATTN_HEAVY));
-            for (int i = 0; i < 16; i++) any[i / 4] = vorrq_u32(any[i / 4], vcgtq_f32(vld1q_f32(s + 4 * i), floor));
+        float max = vmaxnmvq_f32(top);
+        max = max > m[r] ? max : m[r];
+        // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
+        float32x4_t shift = vdupq_n_f32(max == -__builtin_inff() ? 0.0f : max);
+        for (int i = 0; i < 16; i++) {
+            x[i] = exp4(vsubq_f32(x[i], shift));
+            vst1q_f32(s + 4 * i, x[i]);
         }
-        a->heavy[p] = 0;
-        for (int i = 0; i < 4; i++) a->heavy[p] |= (uint8_t)((vmaxvq_u32(any[i]) != 0) << i);
+        for (int half = 8; half; half /= 2)
+            for (int i = 0; i < half; i++) x[i] = vaddq_f32(x[i], x[i + half]);
+        float c = max == m[r] ? 1.0f : vgetq_lane_f32(exp4(vdupq_n_f32(m[r] - max)), 0);
+        corr[r] = c;
+        l[r] = l[r] * c + vaddvq_f32(x[0]);
+        m[r] = max;
     }
-}
-
-static void reweigh(const rl_attn_softmax_args *a) {
-    for (size_t t = 0; t < 64; t += 4) {
-        if (!(a->groups >> t / 16 & 1)) continue;
-        for (size_t r = 0; r < a->nq; r++) {
-            float *at = a->s + r * 64 + t;
-            float32x4_t shift = vdupq_n_f32(a->m[r] == -__builtin_inff() ? 0.0f : a->m[r]);
-            float32x4_t x = exp4(vsubq_f32(vld1q_f32(a->fine + r * 64 + t), shift));
-            a->l[r] += vaddvq_f32(vsubq_f32(x, vld1q_f32(at)));
-            vst1q_f32(at, x);
-        }
-    }
-}
-
-void rl_attn_softmax_neon(const rl_attn_softmax_args *a) {
-    if (a->fine) {
-        reweigh(a);
-        return;
-    }
-    for (size_t r = 0; r < a->nq; r++)
-        softmax_row(a->s + r * 64, a->nq * 64, a->n_pages, a->m + r, a->l + r, a->corr + r);
-    if (a->heavy) mark_heavy(a);
 }

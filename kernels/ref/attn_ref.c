@@ -58,16 +58,17 @@ void rl_attn_v_f16_tile_ref(const rl_attn_v_args *a) {
 
 // The largest sum of 32 products is 32 * 127 * 32767 < 2^27.
 void rl_attn_k_q8_0_tile_ref(const rl_attn_k_args *a) {
+    static const uint8_t order[4] = {0, 2, 1, 3};
     const rl_attn_side *s = a->side;
     const int8_t *k = (const int8_t *)a->head.data;
     for (size_t r = 0; r < a->nq; r++) {
-        const int8_t *high = (const int8_t *)a->q + r * a->ld_q * 4, *low = high + s->pad;
+        const int16_t *q = (const int16_t *)a->q + r * a->ld_q;
         for (size_t t = 0; t < 64; t++) {
             float sum = 0.0f;
             for (size_t g = 0; g < s->groups; g++) {
                 int32_t dot = 0;
                 for (size_t i = g * 32; i < g * 32 + 32 && i < s->pad; i++)
-                    dot += (256 * high[i] + (a->coarse ? 0 : low[i])) * k[rl_attn_tile_k(s, t, i)];
+                    dot += (int32_t)q[(i & ~(size_t)3) + order[i & 3]] * k[rl_attn_tile_k(s, t, i)];
                 sum += (float)dot * a->head.scales[rl_attn_tile_k_scale(s, t, g)];
             }
             a->s[r * 64 + t] = sum * a->q_scale[r];
@@ -75,12 +76,10 @@ void rl_attn_k_q8_0_tile_ref(const rl_attn_k_args *a) {
     }
 }
 
-// Weights times V's scales as integers of a common step per group, 32,767 steps or, coarse, 255: the largest sum is
-// 64 * 127 * 32767 < 2^29.
+// Weights times V's scales as int16 of a common step per group: the largest sum is 64 * 127 * 32767 < 2^29.
 void rl_attn_v_q8_0_tile_ref(const rl_attn_v_args *a) {
     const rl_attn_side *s = a->side;
     const int8_t *v = (const int8_t *)a->head.data;
-    const float steps = a->coarse ? 255.0f : 32767.0f;
     for (size_t r = 0; r < a->nq; r++) {
         const float *p = a->p + r * 64;
         float *acc = a->acc + r * a->ld_acc;
@@ -92,7 +91,7 @@ void rl_attn_v_q8_0_tile_ref(const rl_attn_v_args *a) {
                 poison += w[t] * 0.0f;
                 max = w[t] > max ? w[t] : max;
             }
-            float inv = max > 0x1p-100f ? steps / max : 0.0f, step = max * (1.0f / steps);
+            float inv = max > 0x1p-100f ? 32767.0f / max : 0.0f, step = max * (1.0f / 32767.0f);
             for (size_t t = 0; t < 64; t++) w16[t] = poison == 0.0f ? (int16_t)lrintf(w[t] * inv) : 0;
             step += poison;
             for (size_t i = g * 32; i < g * 32 + 32 && i < s->pad; i++) {
@@ -219,51 +218,26 @@ void rl_attn_mulv_ref(const float *p, const float *corr, size_t nq, const float 
     }
 }
 
-static void softmax_row(const rl_attn_softmax_args *a, size_t r) {
-    float max = a->m[r], sum = 0.0f;
-    for (size_t p = 0; p < a->n_pages; p++)
-        for (size_t t = 0; t < 64; t++) {
-            float x = a->s[(p * a->nq + r) * 64 + t];
-            max = x > max ? x : max;
-        }
-    for (size_t p = 0; p < a->n_pages; p++) {
-        float *x = a->s + (p * a->nq + r) * 64;
-        for (size_t t = 0; t < 64; t++) {
+void rl_attn_softmax_ref(float *s, size_t nq, float *m, float *l, float *corr) {
+    for (size_t r = 0; r < nq; r++) {
+        float *x = s + r * 64, max = m[r], sum = 0.0f;
+        for (size_t t = 0; t < 64; t++) max = x[t] > max ? x[t] : max;
+        if (max == -INFINITY) {
             // All masked, or NaN where it is not: a NaN must show.
-            x[t] = max > -INFINITY ? expf(x[t] - max) : x[t] == -INFINITY ? 0.0f : NAN;
+            for (size_t t = 0; t < 64; t++) {
+                x[t] = x[t] == -INFINITY ? 0.0f : NAN;
+                sum += x[t];
+            }
+            l[r] += sum;
+            corr[r] = 1.0f;
+            continue;
+        }
+        for (size_t t = 0; t < 64; t++) {
+            x[t] = expf(x[t] - max);
             sum += x[t];
         }
+        corr[r] = expf(m[r] - max);
+        l[r] = l[r] * corr[r] + sum;
+        m[r] = max;
     }
-    a->corr[r] = max > -INFINITY ? expf(a->m[r] - max) : 1.0f;
-    a->l[r] = a->l[r] * a->corr[r] + sum;
-    a->m[r] = max;
-}
-
-static void mark_heavy(const rl_attn_softmax_args *a) {
-    for (size_t p = 0; p < a->n_pages; p++) {
-        a->heavy[p] = 0;
-        for (size_t r = 0; r < a->nq; r++)
-            for (size_t t = 0; t < 64; t++)
-                if (a->s[(p * a->nq + r) * 64 + t] > a->l[r] * (1.0f / RL_ATTN_HEAVY))
-                    a->heavy[p] |= (uint8_t)(1 << t / 16);
-    }
-}
-
-static void reweigh(const rl_attn_softmax_args *a) {
-    for (size_t r = 0; r < a->nq; r++)
-        for (size_t t = 0; t < 64; t++) {
-            if (!(a->groups >> t / 16 & 1)) continue;
-            float *at = a->s + r * 64 + t, w = expf(a->fine[r * 64 + t] - (a->m[r] == -INFINITY ? 0.0f : a->m[r]));
-            a->l[r] += w - *at;
-            *at = w;
-        }
-}
-
-void rl_attn_softmax_ref(const rl_attn_softmax_args *a) {
-    if (a->fine) {
-        reweigh(a);
-        return;
-    }
-    for (size_t r = 0; r < a->nq; r++) softmax_row(a, r);
-    if (a->heavy) mark_heavy(a);
 }

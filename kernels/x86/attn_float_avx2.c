@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over f32 and f16 tile pages in AVX2, and the online softmax. Sums of a score: even and odd
 // dimensions apart, each rising, then added. Sums of an output: tokens rising, on acc * corr. All by fused
-// multiply-add. The sum of a softmax step: pages rising in each of eight vectors, then
-// these pairwise, then halves upon halves.
+// multiply-add. The sum of a softmax step: eight vectors pairwise, then halves upon halves.
 #include "kernels/attn.h"
 
 #if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
@@ -132,68 +131,25 @@ INLINE float sum8(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-INLINE float add_up(__m256 x[8]) {
-    for (int half = 4; half; half /= 2)
-        for (int i = 0; i < half; i++) x[i] = _mm256_add_ps(x[i], x[i + half]);
-    return sum8(x[0]);
-}
-
-INLINE void softmax_row(float *s, size_t page, size_t n_pages, float *m, float *l, float *corr) {
-    __m256 top[4], sum[8];
-    for (int i = 0; i < 4; i++) top[i] = _mm256_loadu_ps(s + 8 * i);
-    for (size_t p = 0; p < n_pages; p++)
-        for (int i = 0; i < 8; i++) top[i % 4] = _mm256_max_ps(top[i % 4], _mm256_loadu_ps(s + p * page + 8 * i));
-    float max = max8(_mm256_max_ps(_mm256_max_ps(top[0], top[1]), _mm256_max_ps(top[2], top[3])));
-    max = max > *m ? max : *m;
-    // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
-    __m256 shift = _mm256_set1_ps(max == -__builtin_inff() ? 0.0f : max);
-    for (int i = 0; i < 8; i++) sum[i] = _mm256_setzero_ps();
-    for (size_t p = 0; p < n_pages; p++)
+void rl_attn_softmax_avx2(float *s, size_t nq, float *m, float *l, float *corr) {
+    for (size_t r = 0; r < nq; r++, s += 64) {
+        __m256 x[8], top;
+        for (int i = 0; i < 8; i++) x[i] = _mm256_loadu_ps(s + 8 * i);
+        top = x[0];
+        for (int i = 1; i < 8; i++) top = _mm256_max_ps(top, x[i]);
+        float max = max8(top);
+        max = max > m[r] ? max : m[r];
+        // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
+        __m256 shift = _mm256_set1_ps(max == -__builtin_inff() ? 0.0f : max);
         for (int i = 0; i < 8; i++) {
-            float *at = s + p * page + 8 * i;
-            __m256 x = exp8(_mm256_sub_ps(_mm256_loadu_ps(at), shift));
-            _mm256_storeu_ps(at, x);
-            sum[i] = _mm256_add_ps(sum[i], x);
+            x[i] = exp8(_mm256_sub_ps(x[i], shift));
+            _mm256_storeu_ps(s + 8 * i, x[i]);
         }
-    *corr = max == *m ? 1.0f : _mm256_cvtss_f32(exp8(_mm256_set1_ps(*m - max)));
-    *l = *l * *corr + add_up(sum);
-    *m = max;
-}
-
-static void mark_heavy(const rl_attn_softmax_args *a) {
-    const float *s = a->s;
-    for (size_t p = 0; p < a->n_pages; p++) {
-        __m256 any[4];
-        for (int i = 0; i < 4; i++) any[i] = _mm256_setzero_ps();
-        for (size_t r = 0; r < a->nq; r++, s += 64) {
-            __m256 floor = _mm256_set1_ps(a->l[r] * (1.0f / RL_ATTN_HEAVY));
-            for (int i = 0; i < 8; i++)
-                any[i / 2] = _mm256_or_ps(any[i / 2], _mm256_cmp_ps(_mm256_loadu_ps(s + 8 * i), floor, _CMP_GT_OQ));
-        }
-        a->heavy[p] = 0;
-        for (int i = 0; i < 4; i++) a->heavy[p] |= (uint8_t)((_mm256_movemask_ps(any[i]) != 0) << i);
+        for (int half = 4; half; half /= 2)
+            for (int i = 0; i < half; i++) x[i] = _mm256_add_ps(x[i], x[i + half]);
+        float c = max == m[r] ? 1.0f : _mm256_cvtss_f32(exp8(_mm256_set1_ps(m[r] - max)));
+        corr[r] = c;
+        l[r] = l[r] * c + sum8(x[0]);
+        m[r] = max;
     }
-}
-
-static void reweigh(const rl_attn_softmax_args *a) {
-    for (size_t t = 0; t < 64; t += 8) {
-        if (!(a->groups >> t / 16 & 1)) continue;
-        for (size_t r = 0; r < a->nq; r++) {
-            float *at = a->s + r * 64 + t;
-            __m256 shift = _mm256_set1_ps(a->m[r] == -__builtin_inff() ? 0.0f : a->m[r]);
-            __m256 x = exp8(_mm256_sub_ps(_mm256_loadu_ps(a->fine + r * 64 + t), shift));
-            a->l[r] += sum8(_mm256_sub_ps(x, _mm256_loadu_ps(at)));
-            _mm256_storeu_ps(at, x);
-        }
-    }
-}
-
-void rl_attn_softmax_avx2(const rl_attn_softmax_args *a) {
-    if (a->fine) {
-        reweigh(a);
-        return;
-    }
-    for (size_t r = 0; r < a->nq; r++)
-        softmax_row(a->s + r * 64, a->nq * 64, a->n_pages, a->m + r, a->l + r, a->corr + r);
-    if (a->heavy) mark_heavy(a);
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over f32 and f16 tile pages in AVX-512, and the online softmax. Sums of a score: even and odd
 // dimensions apart, each rising, then added. Sums of an output: tokens rising, on acc * corr. All by fused
-// multiply-add. The sum of a softmax step: pages rising in each of four vectors, then
-// (0 + 1) + (2 + 3), then halves upon halves.
+// multiply-add. The sum of a softmax step: four vectors as (0 + 1) + (2 + 3), then halves upon halves.
 #include "kernels/attn.h"
 
 #if !defined(__AVX512F__) || !defined(__AVX512DQ__)
@@ -136,60 +135,23 @@ INLINE float sum16(__m512 x) {
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-INLINE void softmax_row(float *s, size_t page, size_t n_pages, float *m, float *l, float *corr) {
-    __m512 top[4], sum[4];
-    for (int i = 0; i < 4; i++) top[i] = _mm512_loadu_ps(s + 16 * i);
-    for (size_t p = 1; p < n_pages; p++)
-        for (int i = 0; i < 4; i++) top[i] = _mm512_max_ps(top[i], _mm512_loadu_ps(s + p * page + 16 * i));
-    float max = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3])));
-    max = max > *m ? max : *m;
-    // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
-    __m512 shift = _mm512_set1_ps(max == -__builtin_inff() ? 0.0f : max);
-    for (int i = 0; i < 4; i++) sum[i] = _mm512_setzero_ps();
-    for (size_t p = 0; p < n_pages; p++)
+void rl_attn_softmax_avx512(float *s, size_t nq, float *m, float *l, float *corr) {
+    for (size_t r = 0; r < nq; r++, s += 64) {
+        __m512 x[4];
+        for (int i = 0; i < 4; i++) x[i] = _mm512_loadu_ps(s + 16 * i);
+        __m512 top = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
+        float max = _mm512_reduce_max_ps(top);
+        max = max > m[r] ? max : m[r];
+        // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
+        float shift = max == -__builtin_inff() ? 0.0f : max;
         for (int i = 0; i < 4; i++) {
-            float *at = s + p * page + 16 * i;
-            __m512 x = exp16(_mm512_sub_ps(_mm512_loadu_ps(at), shift));
-            _mm512_storeu_ps(at, x);
-            sum[i] = _mm512_add_ps(sum[i], x);
+            x[i] = exp16(_mm512_sub_ps(x[i], _mm512_set1_ps(shift)));
+            _mm512_storeu_ps(s + 16 * i, x[i]);
         }
-    *corr = max == *m ? 1.0f : _mm_cvtss_f32(_mm512_castps512_ps128(exp16(_mm512_set1_ps(*m - max))));
-    *l = *l * *corr + sum16(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
-    *m = max;
-}
-
-static void mark_heavy(const rl_attn_softmax_args *a) {
-    const float *s = a->s;
-    for (size_t p = 0; p < a->n_pages; p++) {
-        __mmask16 any[4] = {0};
-        for (size_t r = 0; r < a->nq; r++, s += 64) {
-            __m512 floor = _mm512_set1_ps(a->l[r] * (1.0f / RL_ATTN_HEAVY));
-            for (int i = 0; i < 4; i++) any[i] |= _mm512_cmp_ps_mask(_mm512_loadu_ps(s + 16 * i), floor, _CMP_GT_OQ);
-        }
-        a->heavy[p] = 0;
-        for (int i = 0; i < 4; i++) a->heavy[p] |= (uint8_t)((any[i] != 0) << i);
+        float sum = sum16(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
+        float c = max == m[r] ? 1.0f : _mm_cvtss_f32(_mm512_castps512_ps128(exp16(_mm512_set1_ps(m[r] - max))));
+        corr[r] = c;
+        l[r] = l[r] * c + sum;
+        m[r] = max;
     }
-}
-
-static void reweigh(const rl_attn_softmax_args *a) {
-    for (size_t t = 0; t < 64; t += 16) {
-        if (!(a->groups >> t / 16 & 1)) continue;
-        for (size_t r = 0; r < a->nq; r++) {
-            float *at = a->s + r * 64 + t;
-            __m512 shift = _mm512_set1_ps(a->m[r] == -__builtin_inff() ? 0.0f : a->m[r]);
-            __m512 x = exp16(_mm512_sub_ps(_mm512_loadu_ps(a->fine + r * 64 + t), shift));
-            a->l[r] += sum16(_mm512_sub_ps(x, _mm512_loadu_ps(at)));
-            _mm512_storeu_ps(at, x);
-        }
-    }
-}
-
-void rl_attn_softmax_avx512(const rl_attn_softmax_args *a) {
-    if (a->fine) {
-        reweigh(a);
-        return;
-    }
-    for (size_t r = 0; r < a->nq; r++)
-        softmax_row(a->s + r * 64, a->nq * 64, a->n_pages, a->m + r, a->l + r, a->corr + r);
-    if (a->heavy) mark_heavy(a);
 }

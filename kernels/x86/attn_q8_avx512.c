@@ -4,8 +4,7 @@
 // and both in bytes, so queries and weights of 16 bits are two bytes, 256 * high + low, with a sum for each:
 //   K   bytes of K are read as k + 128; high and low of a query are signed, and 128 times its sum is taken off first
 //   V   weights are not negative: high and low are unsigned, 32,767 steps as in the reference
-// Lines are taken in pairs, so that a broadcast of a query or weight serves both. What is coarse is the high byte of a
-// query, and a weight of 255 steps.
+// Lines are taken in pairs, so that a broadcast of a query or weight serves both.
 //
 // Integers: high and low sums of K at most 32 * 255 * 128 < 2^21 per group, 256 * high + low - 128 * (sum of q) at most
 // 32 * 127 * 32639 < 2^27 (in between below 2^30); of V 64 * 255 * 127 < 2^21 per page, together below 2^29.
@@ -39,49 +38,53 @@ INLINE __m512 total(__m512i high, __m512i low) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
 
-// One query row: bytes, and what reading k as k + 128 is to be taken off for.
-typedef struct query {
-    const uint8_t *high, *low;
-    const int32_t *first, *first_high;
-} query;
+// One query row as bytes, and -128 times the sum of each group of 32.
+typedef struct split {
+    uint8_t high[RL_ATTN_MAX_DIM], low[RL_ATTN_MAX_DIM];
+    int32_t first[RL_ATTN_MAX_DIM / 32];
+} split;
 
-INLINE query query_at(const rl_attn_k_args *a, size_t r) {
-    const rl_attn_side *s = a->side;
-    const uint8_t *row = (const uint8_t *)a->q + r * a->ld_q * 4;
-    const int32_t *first = (const int32_t *)(const void *)(row + 2 * s->pad);
-    return (query){row, row + s->pad, first, first + s->groups};
+INLINE void split_query(const int16_t *q, size_t pad, split *out) {
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    for (size_t i = 0; i < pad; i += 32) {
+        __mmask32 used = pad - i >= 32 ? ~(__mmask32)0 : 0xFFFF; // pad is a multiple of 16
+        __m512i x = _mm512_shuffle_epi8(_mm512_maskz_loadu_epi16(used, q + i), order);
+        __m512i high = _mm512_srai_epi16(_mm512_add_epi16(x, _mm512_set1_epi16(128)), 8);
+        _mm256_storeu_si256((__m256i *)(void *)(out->high + i), _mm512_cvtepi16_epi8(high));
+        _mm256_storeu_si256((__m256i *)(void *)(out->low + i), _mm512_cvtepi16_epi8(x)); // the low byte, as signed
+        out->first[i / 32] = -128 * _mm512_reduce_add_epi32(_mm512_madd_epi16(x, _mm512_set1_epi16(1)));
+    }
 }
 
-// Scores of nl groups of 16 tokens from token t on, for nq rows.
-INLINE void k_lines(const rl_attn_k_args *a, const query *q, size_t r0, size_t t, const int nq, const int nl,
-                    const uint8_t *next) {
+// Scores of 32 tokens from token t on, for nq rows.
+INLINE void k_lines(const rl_attn_k_args *a, const split *q, size_t r0, size_t t, const int nq, const uint8_t *next) {
     const rl_attn_side *s = a->side;
     const size_t block = s->pad * 16; // bytes of 16 tokens
     const __m512i flip = _mm512_set1_epi8((char)-128);
     for (size_t i = 0, g = 0; i < s->pad; i += 32, g++) {
         __m512i high[MAX_ROWS][2], low[MAX_ROWS][2];
         for (int r = 0; r < nq; r++)
-            for (int j = 0; j < nl; j++) {
+            for (int j = 0; j < 2; j++) {
                 high[r][j] = _mm512_setzero_si512();
                 low[r][j] = _mm512_set1_epi32(q[r].first[g]);
             }
         size_t end = i + 32 < s->pad ? i + 32 : s->pad;
         for (size_t d = i; d < end; d += 4) {
             __m512i x[2];
-            for (int j = 0; j < nl; j++) {
+            for (int j = 0; j < 2; j++) {
                 size_t at = (t / 16 + (size_t)j) * block + d * 16;
                 x[j] = _mm512_xor_si512(_mm512_loadu_si512(a->head.data + at), flip);
                 ahead(next, at);
             }
             for (int r = 0; r < nq; r++) {
                 __m512i h = four(q[r].high + d), l = four(q[r].low + d);
-                for (int j = 0; j < nl; j++) {
+                for (int j = 0; j < 2; j++) {
                     high[r][j] = _mm512_dpbusd_epi32(high[r][j], x[j], h);
                     low[r][j] = _mm512_dpbusd_epi32(low[r][j], x[j], l);
                 }
             }
         }
-        for (int j = 0; j < nl; j++) {
+        for (int j = 0; j < 2; j++) {
             __m512 scale = _mm512_loadu_ps(a->head.scales + ((t / 16 + (size_t)j) * s->groups + g) * 16);
             for (int r = 0; r < nq; r++) {
                 float *o = a->s + (r0 + (size_t)r) * 64 + t + 16 * (size_t)j;
@@ -94,54 +97,11 @@ INLINE void k_lines(const rl_attn_k_args *a, const query *q, size_t r0, size_t t
     }
 }
 
-// Scores of all 64 tokens by the high bytes of queries alone.
-INLINE void k_coarse(const rl_attn_k_args *a, const query *q, size_t r0, const int nq, const uint8_t *next) {
-    const rl_attn_side *s = a->side;
-    const size_t block = s->pad * 16; // bytes of 16 tokens
-    const __m512i flip = _mm512_set1_epi8((char)-128);
-    for (size_t i = 0, g = 0; i < s->pad; i += 32, g++) {
-        __m512i high[MAX_ROWS][4];
-        for (int r = 0; r < nq; r++)
-            for (int j = 0; j < 4; j++) high[r][j] = _mm512_set1_epi32(q[r].first_high[g]);
-        size_t end = i + 32 < s->pad ? i + 32 : s->pad;
-        for (size_t d = i; d < end; d += 4) {
-            __m512i x[4], h[MAX_ROWS];
-            for (int r = 0; r < nq; r++) h[r] = four(q[r].high + d);
-            for (int j = 0; j < 4; j++) {
-                size_t at = (size_t)j * block + d * 16;
-                x[j] = _mm512_xor_si512(_mm512_loadu_si512(a->head.data + at), flip);
-                ahead(next, at);
-                for (int r = 0; r < nq; r++) high[r][j] = _mm512_dpbusd_epi32(high[r][j], x[j], h[r]);
-            }
-        }
-        for (int r = 0; r < nq; r++) {
-            __m512 by = _mm512_set1_ps(256.0f * a->q_scale[r0 + (size_t)r]);
-            for (int j = 0; j < 4; j++) {
-                float *o = a->s + (r0 + (size_t)r) * 64 + 16 * j;
-                __m512 scale = _mm512_loadu_ps(a->head.scales + ((size_t)j * s->groups + g) * 16);
-                __m512 sum = g ? _mm512_loadu_ps(o) : _mm512_setzero_ps();
-                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[r][j]), scale, sum);
-                _mm512_storeu_ps(o, end == s->pad ? _mm512_mul_ps(sum, by) : sum);
-            }
-        }
-    }
-}
-
 INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     const uint8_t *next = r0 ? NULL : a->head.next;
-    query q[MAX_ROWS];
-    for (int r = 0; r < nq; r++) q[r] = query_at(a, r0 + (size_t)r);
-    if (a->coarse) {
-        k_coarse(a, q, r0, nq, next);
-    } else {
-        for (size_t t = 0; t < 64; t += 32) {
-            unsigned pair = a->groups >> t / 16 & 3;
-            if (pair == 3)
-                k_lines(a, q, r0, t, nq, 2, next);
-            else if (pair)
-                k_lines(a, q, r0, pair == 1 ? t : t + 16, nq, 1, next);
-        }
-    }
+    split q[MAX_ROWS];
+    for (int r = 0; r < nq; r++) split_query((const int16_t *)a->q + (r0 + (size_t)r) * a->ld_q, a->side->pad, &q[r]);
+    for (size_t t = 0; t < 64; t += 32) k_lines(a, q, r0, t, nq, next);
     prefetch_rest(a->side, next);
 }
 
@@ -166,17 +126,15 @@ void rl_attn_k_q8_0_tile_avx512(const rl_attn_k_args *a) {
 }
 
 // Weights of one row as bytes. Groups of four tokens lie as a 4 x 4 matrix turned over: group u at column u / 4 of row
-// u % 4, as packing leaves them. They stay in registers: loads of four bytes would wait for the store of all 64.
+// u % 4, as packing leaves them.
 typedef struct weights {
-    __m512i high, low;
+    uint8_t high[64], low[64];
     float step;
 } weights;
 
-// Weights of one row times the scales of one group, in units of a common step: 32,767 of them, or 255 when coarse, all
-// in `high`. Not negative, so that as integers they compare as they do as floats, and a NaN is the largest of all: it
-// becomes the step and shows.
-INLINE void split_weights(const float *p, const float *scales, __mmask64 used, const int coarse, weights *out) {
-    const float steps = coarse ? 255.0f : 32767.0f;
+// Weights of one row times the scales of one group, in units of a common step. Not negative, so that as integers
+// they compare as they do as floats, and a NaN is the largest of all: it becomes the step and shows.
+INLINE void split_weights(const float *p, const float *scales, __mmask64 used, weights *out) {
     __m512 w[4];
     for (int i = 0; i < 4; i++)
         w[i] = _mm512_mul_ps(_mm512_loadu_ps(p + 16 * i),
@@ -184,27 +142,23 @@ INLINE void split_weights(const float *p, const float *scales, __mmask64 used, c
     __m512i max = _mm512_max_epu32(_mm512_max_epu32(_mm512_castps_si512(w[0]), _mm512_castps_si512(w[1])),
                                    _mm512_max_epu32(_mm512_castps_si512(w[2]), _mm512_castps_si512(w[3])));
     float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)_mm512_reduce_max_epu32(max))));
-    __m512 inv = _mm512_set1_ps(top > 0x1p-100f ? steps / top : 0.0f);
+    __m512 inv = _mm512_set1_ps(top > 0x1p-100f ? 32767.0f / top : 0.0f);
     __m512i n[4];
     for (int i = 0; i < 4; i++) n[i] = _mm512_cvtps_epi32(_mm512_mul_ps(w[i], inv));
     __m512i a = _mm512_packus_epi32(n[0], n[1]), b = _mm512_packus_epi32(n[2], n[3]);
-    if (coarse) {
-        out->high = _mm512_packus_epi16(a, b);
-    } else {
-        __m512i low = _mm512_set1_epi16(255);
-        out->high = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-        out->low = _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low));
-    }
-    out->step = top * (1.0f / steps);
+    __m512i low = _mm512_set1_epi16(255);
+    _mm512_storeu_si512(out->high, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+    _mm512_storeu_si512(out->low, _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)));
+    out->step = top * (1.0f / 32767.0f);
 }
 
-INLINE __m512i weights_at(size_t four_tokens) {
-    return _mm512_set1_epi32((int)(four_tokens % 4 * 4 + four_tokens / 4));
+INLINE size_t weights_at(size_t four_tokens) {
+    return (four_tokens % 4 * 4 + four_tokens / 4) * 4;
 }
 
 // Group g of 32 dims, of which nl lines of 16 are there.
 INLINE void v_lines(const rl_attn_v_args *a, const weights *w, size_t r0, size_t g, const int nq, const int nl,
-                    const int coarse, const uint8_t *next) {
+                    const uint8_t *next) {
     const size_t stride = a->side->pad * 4, n = (a->n_tok + 3) / 4;
     const uint8_t *v = a->head.data + g * 128;
     __m512i high[MAX_ROWS][2], low[MAX_ROWS][2];
@@ -216,13 +170,13 @@ INLINE void v_lines(const rl_attn_v_args *a, const weights *w, size_t r0, size_t
             x[j] = _mm512_loadu_si512(v + u * stride + 64 * j);
             ahead(next, g * 128 + u * stride + 64 * (size_t)j);
         }
-        __m512i at = weights_at(u);
+        size_t at = weights_at(u);
         for (int r = 0; r < nq; r++) {
-            __m512i h = _mm512_permutexvar_epi32(at, w[r].high);
-            for (int j = 0; j < nl; j++) high[r][j] = _mm512_dpbusd_epi32(high[r][j], h, x[j]);
-            if (coarse) continue;
-            __m512i l = _mm512_permutexvar_epi32(at, w[r].low);
-            for (int j = 0; j < nl; j++) low[r][j] = _mm512_dpbusd_epi32(low[r][j], l, x[j]);
+            __m512i h = four(w[r].high + at), l = four(w[r].low + at);
+            for (int j = 0; j < nl; j++) {
+                high[r][j] = _mm512_dpbusd_epi32(high[r][j], h, x[j]);
+                low[r][j] = _mm512_dpbusd_epi32(low[r][j], l, x[j]);
+            }
         }
     }
     for (int r = 0; r < nq; r++) {
@@ -230,37 +184,24 @@ INLINE void v_lines(const rl_attn_v_args *a, const weights *w, size_t r0, size_t
         float *acc = a->acc + (r0 + (size_t)r) * a->ld_acc + g * 32;
         for (int j = 0; j < nl; j++) {
             __m512 before = _mm512_mul_ps(_mm512_loadu_ps(acc + 16 * j), corr);
-            __m512 sum = coarse ? _mm512_cvtepi32_ps(high[r][j]) : total(high[r][j], low[r][j]);
-            _mm512_storeu_ps(acc + 16 * j, _mm512_fmadd_ps(sum, by, before));
+            _mm512_storeu_ps(acc + 16 * j, _mm512_fmadd_ps(total(high[r][j], low[r][j]), by, before));
         }
     }
 }
 
-INLINE void v_groups(const rl_attn_v_args *a, size_t r0, const int nq, const int coarse, const uint8_t *next) {
-    const size_t groups = a->side->groups;
-    __mmask64 used = a->n_tok >= 64 ? ~0ull : (1ull << a->n_tok) - 1;
-    // Weights of two groups before their values: making them waits for one thing after the other, and meanwhile the
-    // processor is to find multiplications.
-    for (size_t g0 = 0; g0 < groups; g0 += 2) {
-        weights w[2][MAX_ROWS];
-        for (size_t g = g0; g < g0 + 2 && g < groups; g++)
-            for (int r = 0; r < nq; r++)
-                split_weights(a->p + (r0 + (size_t)r) * 64, a->head.scales + g * 64, used, coarse, &w[g - g0][r]);
-        for (size_t g = g0; g < g0 + 2 && g < groups; g++)
-            if (g * 32 + 16 < a->side->pad)
-                v_lines(a, w[g - g0], r0, g, nq, 2, coarse, next);
-            else
-                v_lines(a, w[g - g0], r0, g, nq, 1, coarse, next);
-    }
-}
-
 INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
+    const rl_attn_side *s = a->side;
     const uint8_t *next = r0 ? NULL : a->head.next;
-    if (a->coarse)
-        v_groups(a, r0, nq, 1, next);
-    else
-        v_groups(a, r0, nq, 0, next);
-    prefetch_rest(a->side, next);
+    __mmask64 used = a->n_tok >= 64 ? ~0ull : (1ull << a->n_tok) - 1;
+    for (size_t g = 0; g * 32 < s->pad; g++) {
+        weights w[MAX_ROWS];
+        for (int r = 0; r < nq; r++) split_weights(a->p + (r0 + (size_t)r) * 64, a->head.scales + g * 64, used, &w[r]);
+        if (g * 32 + 16 < s->pad)
+            v_lines(a, w, r0, g, nq, 2, next);
+        else
+            v_lines(a, w, r0, g, nq, 1, next);
+    }
+    prefetch_rest(s, next);
 }
 
 void rl_attn_v_q8_0_tile_avx512(const rl_attn_v_args *a) {

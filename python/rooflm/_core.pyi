@@ -249,7 +249,6 @@ def attention(
     sinks: Any = None,
     threads: int = 1,
     return_weights: bool = False,
-    all_bits: bool = False,
     isa: Optional[str] = None,
     kernels: Optional[str] = None,
 ) -> Any: ...
