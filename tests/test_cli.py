@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+from maker import tiny_model
 
 import rooflm
 from rooflm.cli import build_parser
@@ -301,6 +302,14 @@ def test_control_c_while_the_command_starts_is_no_traceback(command, monkeypatch
 
     monkeypatch.setattr("rooflm.cli.build_parser", interrupted)
     assert command("kernels") == (130, "", "rooflm: interrupted\n")
+
+
+def test_a_closed_standard_output_is_no_traceback(command, monkeypatch, tmp_path):
+    model = tiny_model(tmp_path / "m.gguf")
+    with monkeypatch.context() as m:
+        m.setattr(sys, "stdout", None)
+        code, _, err = command("run", model, "-p", "a", "-n", "2", "--threads", "1")
+    assert code == 0 and "Error" not in err
 
 
 # ---- what a newcomer meets ----

@@ -133,6 +133,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _main(argv: Optional[Sequence[str]]) -> int:
+    if sys.stdout is None:  # started with it closed: the answer goes nowhere, as print() has it
+        sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or pipe that is not UTF-8 shows what it can
             stream.reconfigure(errors="backslashreplace")
