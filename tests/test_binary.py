@@ -17,13 +17,13 @@ from elf import Function, arch, functions, instructions, read, refused_by_baseli
 # library like this has use for. Add a name only after finding it in bionic's libc.map.txt or libm.map.txt.
 BIONIC = set("""
 access bsearch calloc clock_getres clock_gettime clock_nanosleep close closedir dlclose dlerror dlopen dlsym eventfd
-exit fclose fcntl fdatasync feof ferror fflush fgets fileno fnmatch fopen fopen64 fputs fread free fseek fseeko fstat
-fstat64 fstatfs fstatvfs fsync ftell ftello ftruncate fwrite getauxval getenv getpagesize getpid getrlimit getrusage
+exit fclose fcntl fdatasync fdopen feof ferror fflush fgets fileno fnmatch fopen fopen64 fputs fread free fseek fseeko
+fstat fstat64 fstatfs fstatvfs fsync ftell ftello ftruncate fwrite getauxval getenv getpagesize getpid getrlimit getrusage
 gettid gettimeofday ioctl isatty isspace lseek lseek64 lstat madvise malloc memchr memcmp memcpy memmem memmove memset
 mincore mkdir mlock mmap mmap64 mprotect mremap msync munlock munmap nanosleep open open64 openat opendir
 posix_fadvise posix_memalign prctl pread pread64 pwrite pwrite64 qsort read readdir readlink realloc realpath rename
 rmdir sched_getaffinity sched_getcpu sched_setaffinity sched_yield setpriority sigaction sigemptyset sigfillset
-snprintf sscanf stat statvfs strcasecmp strcat strchr strcmp strcpy strcspn strdup strerror strerror_r strlen
+snprintf sscanf stat stat64 statvfs strcasecmp strcat strchr strcmp strcpy strcspn strdup strerror strerror_r strlen
 strncasecmp strncat strncmp strncpy strndup strnlen strpbrk strrchr strspn strstr strtod strtof strtok_r strtol
 strtoll strtoul strtoull syscall sysconf uname unlink vsnprintf write pthread_attr_destroy pthread_attr_init
 pthread_attr_setstacksize pthread_cond_broadcast pthread_cond_destroy pthread_cond_init pthread_cond_signal

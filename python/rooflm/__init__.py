@@ -38,6 +38,8 @@ _LAZY = {
     "Session": "rooflm.model",
     "perplexity": "rooflm.quality",
     "Generation": "rooflm.generation",
+    "DraftModel": "rooflm.drafting",
+    "PromptLookup": "rooflm.drafting",
     "bench": "rooflm.measuring.bench",
     "Results": "rooflm.measuring.results",
     "zip_grid": "rooflm.measuring.grid",
@@ -106,6 +108,7 @@ if _TYPE_CHECKING:
     from rooflm.diagnosis.tuning import tune
     from rooflm.diagnosis.health import health
     from rooflm.diagnosis.soak import soak
+    from rooflm.drafting import DraftModel, PromptLookup
     from rooflm.fetching import FetchError, fetch
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
@@ -114,6 +117,7 @@ if _TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "ContextFull",
+    "DraftModel",
     "Error",
     "ErrorBudget",
     "Evaluation",
@@ -126,6 +130,7 @@ __all__ = [
     "KVCache",
     "KernelUnavailable",
     "Model",
+    "PromptLookup",
     "Results",
     "Sampler",
     "Sensitivity",

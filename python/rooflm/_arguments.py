@@ -70,6 +70,9 @@ def generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
     p.add_argument("--repeat-penalty", type=float, help="above 1 makes repeating less likely")
     p.add_argument("--seed", type=natural, help="the same seed gives the same text; default: drawn, --json shows it")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
+    p.add_argument("--draft", metavar="MODEL", help="guess tokens, checked in one pass: lookup (what followed the same "
+                   "words before) or a smaller model of the same vocabulary")  # fmt: skip
+    p.add_argument("--n-draft", type=positive, default=4, help="most tokens proposed at once (default 4)")
     p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
     p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
     p.add_argument("--stats", action="store_true", help="a closing line with the speeds on standard error")

@@ -154,6 +154,22 @@ def make_sampler(args: argparse.Namespace) -> Any:
     return rooflm.Sampler(**{k: v for k, v in options.items() if v is not None})
 
 
+@contextmanager
+def _drafting(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What --draft and --n-draft ask of generate() and chat()."""
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    if args.draft is None:
+        yield {}
+    elif args.draft == "lookup":
+        yield {"draft": rooflm.PromptLookup(), "n_draft": args.n_draft}
+    else:
+        model = rooflm.Model(resolve_model(args.draft))
+        with model.session(**{k: v for k, v in session_options(args).items() if k != "kernel"}) as small:
+            yield {"draft": rooflm.DraftModel(small), "n_draft": args.n_draft}
+
+
 def _stream(generation: Any, quiet: bool) -> Optional[KeyboardInterrupt]:
     """Prints pieces as they come; what interrupted it, if anything did."""
     try:
@@ -176,9 +192,10 @@ def _closing_line(generation: Any) -> str:
 
     d = generation.to_dict()
     first = "-" if d["ttft_s"] is None else f"{1e3 * d['ttft_s']:.0f} ms"
+    drafted = "" if d["draft"] is None else f", {d['n_accepted']} of {d['n_proposed']} proposed accepted"
     return (
         f"[{d['n_prompt']} prompt tokens at {rate(d['prefill_tps'])}, first token after {first}, "
-        f"{d['n_generated']} tokens at {rate(d['decode_tps'])}, ended by {d['stop_reason']}]"
+        f"{d['n_generated']} tokens at {rate(d['decode_tps'])}{drafted}, ended by {d['stop_reason']}]"
     )
 
 
@@ -210,9 +227,9 @@ def run(args: argparse.Namespace) -> int:
 
     prompt = _text_argument(args)
     model = rooflm.Model(resolve_model(args.model))
-    with model.session(**session_options(args)) as session, traced(session, args.trace):
+    with model.session(**session_options(args)) as session, traced(session, args.trace), _drafting(args) as drafting:
         generation = session.generate(
-            prompt, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop, special=args.special
+            prompt, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop, special=args.special, **drafting
         )
         stopped = _stream(generation, args.json)
         if args.json:
@@ -245,7 +262,7 @@ def chat(args: argparse.Namespace) -> int:
             import readline  # noqa: F401  (gives input() a line that can be edited, and its history)
     sampler = make_sampler(args)
     messages: list[dict[str, str]] = [{"role": "system", "content": args.system}] if args.system else []
-    with model.session(**session_options(args)) as session, traced(session, args.trace):
+    with model.session(**session_options(args)) as session, traced(session, args.trace), _drafting(args) as drafting:
         while True:
             if args.prompt is not None:
                 said = _argument_text(args.prompt)
@@ -261,7 +278,7 @@ def chat(args: argparse.Namespace) -> int:
                     continue
             messages.append({"role": "user", "content": said})
             generation = session.chat(
-                messages, max_tokens=args.n, sampler=sampler, stop=args.stop, template=template
+                messages, max_tokens=args.n, sampler=sampler, stop=args.stop, template=template, **drafting
             )
             stopped = _stream(generation, args.json)
             if args.json:

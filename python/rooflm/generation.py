@@ -15,6 +15,7 @@ import numpy as np
 from rooflm.tracing import stage
 
 if TYPE_CHECKING:
+    from rooflm.drafting import Draft
     from rooflm.model import Session
 
 NOTHING = np.zeros(0, np.int32)
@@ -34,6 +35,11 @@ class Generation:
     prefill_tps   prompt tokens per second of their evaluation
     decode_tps    (n - 1) / (time of the last id - time of the first); None with fewer than 2 ids
     token_times_s when each id was there, counted from the start of the evaluation
+
+    With a draft (see rooflm.drafting) a piece may hold several tokens, and there are also
+    n_proposed    ids that the draft proposed
+    n_accepted    of these, ids that the sampler drew
+    n_passes      evaluations behind the prompt's
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class Generation:
         sampler: Any,
         stop: Sequence[str],
         tokenize_s: float,
+        draft: Optional[Draft] = None,
+        n_draft: int = 0,
     ) -> None:
         self._session = session
         self.sampler = sampler
@@ -58,6 +66,9 @@ class Generation:
         self._prefill_s: Optional[float] = None
         self._stop_reason: Optional[str] = None
         self._begun = False
+        self.draft = draft
+        self._n_draft = n_draft
+        self._n_proposed = self._n_accepted = self._n_passes = 0
         self._pieces_to_come = self._run()
 
     # ---- iteration ----
@@ -84,19 +95,24 @@ class Generation:
         decoder = tokenizer.decoder(continues=True)
         seen = [*map(int, session.tokens), *session._pending, *map(int, self.prompt_ids)]
         held = ""  # text that may turn out to be the beginning of a stop string
+        # rows: logits behind `base` tokens and behind each of the ids proposed, of which `at` have been accepted
+        proposed: list[int] = []
+        base = at = 0
         try:
             start = time.perf_counter()
             with stage(session, "first_token"):
-                logits = session._evaluate(self.prompt_ids)
+                rows = [session._evaluate(self.prompt_ids)]
+            base = session.n_past
             self._prefill_s = time.perf_counter() - start
             if not self._max_tokens:
                 self._stop_reason = "length"
             while not self._stop_reason:
                 with stage(session, "sample"):
-                    token = _choose(sampler, logits, seen)
+                    token = _choose(sampler, rows[at], seen)
                 self._times.append(time.perf_counter() - start)
                 if token in ends:
                     self._stop_reason = "eos"
+                    session._keep(base + at)
                     break
                 self._ids.append(token)
                 seen.append(token)
@@ -105,6 +121,13 @@ class Generation:
                     held += decoder.feed(token)
                     cut = self._find_stop(held)
                     ready = len(held) - self._unsure(held)
+                ended = cut is not None or len(self._ids) >= self._max_tokens
+                if not ended and at < len(proposed) and token == proposed[at]:
+                    session._pending.clear()  # it has been evaluated
+                    self._n_accepted += 1
+                    at += 1
+                    continue
+                session._keep(base + at)
                 if cut is not None:
                     held = held[:cut]
                     decoder.flush()
@@ -119,16 +142,39 @@ class Generation:
                 elif session.n_past >= session.n_ctx:
                     self._stop_reason = "context"
                 else:
+                    proposed = self._propose(seen)
                     with stage(session, "decode"):
-                        logits = session._evaluate(NOTHING, out=logits)
+                        if proposed:
+                            rows = list(session._evaluate_ahead(proposed))
+                        else:
+                            rows = [session._evaluate(NOTHING, out=rows[at])]
+                    self._n_passes += 1
+                    base, at = session.n_past - len(proposed), 0
+        except GeneratorExit:  # at a yield, where the session holds what it should; it may have gone on since
+            self._stop_reason = "interrupted"
+            raise
         except BaseException:
             self._stop_reason = "interrupted"
+            if proposed:
+                session._keep(base + at)
             raise
         if self._stop_reason != "stop":
             held += decoder.flush()
         if held:
             with stage(session, "render"):
                 yield held
+
+    def _propose(self, seen: list[int]) -> list[int]:
+        if self.draft is None:
+            return []
+        session = self._session
+        room = min(self._n_draft, self._max_tokens - len(self._ids) - 1, session.n_ctx - session.n_past - 1)
+        if room < 1:
+            return []
+        with stage(session, "draft"):
+            proposed = [int(t) for t in self.draft.propose(seen, room)][:room]
+        self._n_proposed += len(proposed)
+        return proposed
 
     def _find_stop(self, text: str) -> Optional[int]:
         places = [p for p in (text.find(s) for s in self._stop) if p >= 0]
@@ -186,6 +232,24 @@ class Generation:
             return None
         return (len(times) - 1) / (times[-1] - times[0])
 
+    @property
+    def n_proposed(self) -> int:
+        return self._results()._n_proposed
+
+    @property
+    def n_accepted(self) -> int:
+        return self._results()._n_accepted
+
+    @property
+    def n_passes(self) -> int:
+        return self._results()._n_passes
+
+    @property
+    def tokens_per_pass(self) -> Optional[float]:
+        """Ids behind the first for each evaluation behind the prompt's: 1 without a draft."""
+        passes = self.n_passes
+        return (len(self._times) - 1) / passes if passes else None
+
     def to_dict(self) -> dict[str, Any]:
         """Record of the whole generation, ready for JSON."""
         self._results()
@@ -203,6 +267,11 @@ class Generation:
             "prefill_tps": self.prefill_tps,
             "decode_tps": self.decode_tps,
             "token_times_s": self.token_times_s,
+            "draft": None if self.draft is None else repr(self.draft),
+            "n_proposed": self.n_proposed,
+            "n_accepted": self.n_accepted,
+            "n_passes": self.n_passes,
+            "tokens_per_pass": self.tokens_per_pass,
         }
 
     def __repr__(self) -> str:
@@ -221,6 +290,9 @@ class Generation:
             "prefill": _unit(self.prefill_tps, "tok/s", 1),
             "decode": _unit(self.decode_tps, "tok/s", 1),
         }
+        if self.draft is not None:
+            rows["draft"] = f"{self._n_accepted} of {self._n_proposed} accepted"
+            rows["tokens for a pass"] = _unit(self.tokens_per_pass, "", 2)
         body = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<pre style='white-space:pre-wrap'>{html.escape(self.text)}</pre><table>{body}</table>"
 

@@ -21,6 +21,7 @@ from rooflm._blas import find_openblas
 from rooflm._keywords import checked_keywords, unknown_key
 from rooflm._output import html_table, show_layers, table
 from rooflm._text import TextOrTokens, as_tokens, given_text
+from rooflm.drafting import DraftModel
 from rooflm.generation import Generation
 from rooflm.tracing import Trace, stage
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rooflm.batch import Batch
+    from rooflm.drafting import Draft
 
 DEFAULT_N_CTX = 4096
 # What stands in for a tensor: another one, or its type and raw blocks.
@@ -345,6 +347,19 @@ class Session:
         assert result is not None
         return result
 
+    def _evaluate_ahead(self, proposed: Sequence[int]) -> np.ndarray:
+        """Logits behind what was sampled and behind each id proposed: (1 + len(proposed), n_vocab)."""
+        n = len(self._pending)
+        result = self._c.eval(np.array([*self._pending, *proposed], np.int32), logits=slice(n - 1, None))
+        self._pending = []
+        assert result is not None
+        return result
+
+    def _keep(self, n: int) -> None:
+        """Forgets what was evaluated beyond n positions; what was sampled last stays to be evaluated."""
+        if self._open is not None and self.n_past > n:
+            self._c.rewind(n)
+
     def rewind(self, n: int) -> None:
         """Forgets all but the first n positions. A sliding window that no longer holds what would be needed is an
         error that gives both numbers."""
@@ -391,19 +406,23 @@ class Session:
         sampler: Any = None,
         stop: Union[str, Sequence[str]] = (),
         special: bool = False,
+        draft: Optional[Draft] = None,
+        n_draft: int = 4,
     ) -> Generation:
         """Continues the prompt behind what the session holds; see Generation for what comes back.
 
         sampler  default: greedy (the likeliest id, always the same text)
         stop     strings that end the text; they are not part of it
         special  parse special tokens such as <|im_start|> in the prompt; by default they are ordinary text
+        draft    proposes up to n_draft tokens that are evaluated in one pass: PromptLookup(), DraftModel(session) or
+                 any object with propose(); see rooflm.drafting
         """
         start = time.perf_counter()
         with stage(self, "input"):
             prompt = given_text(prompt)
         with stage(self, "tokenize"):
             ids = self._ids(prompt, special)
-        return self._answer(ids, start, max_tokens, sampler, stop)
+        return self._answer(ids, start, max_tokens, sampler, stop, draft, n_draft)
 
     @checked_keywords
     def chat(
@@ -416,6 +435,8 @@ class Session:
         template: Optional[str] = None,
         tools: Optional[Sequence[Mapping[str, Any]]] = None,
         template_options: Optional[Mapping[str, Any]] = None,
+        draft: Optional[Draft] = None,
+        n_draft: int = 4,
     ) -> Generation:
         """The model's answer to a whole conversation, [{"role": "user", "content": "Hi"}, ...], by its chat template.
 
@@ -424,6 +445,7 @@ class Session:
         template          instead of the file's own
         tools             JSON schemas, for templates that know tools
         template_options  further variables of the template, such as {"enable_thinking": False}
+        draft, n_draft    as for generate()
         """
         from rooflm.conversation import chat_text, encode_chat
 
@@ -438,15 +460,31 @@ class Session:
             self.rewind(same)
         except ValueError:  # sliding windows no longer hold what is needed there: from the beginning
             self.rewind(same := 0)
-        return self._answer(ids[same:], start, max_tokens, sampler, stop)
+        return self._answer(ids[same:], start, max_tokens, sampler, stop, draft, n_draft)
 
     def _answer(
-        self, ids: np.ndarray, start: float, max_tokens: int, sampler: Any, stop: Union[str, Sequence[str]]
+        self,
+        ids: np.ndarray,
+        start: float,
+        max_tokens: int,
+        sampler: Any,
+        stop: Union[str, Sequence[str]],
+        draft: Optional[Draft],
+        n_draft: int,
     ) -> Generation:
         if max_tokens < 0:
             raise ValueError(f"max_tokens={max_tokens} is negative")
         if sampler is not None and not hasattr(sampler, "sample"):
             raise TypeError(f"sampler must be a rooflm.Sampler or have its sample(), not {type(sampler).__name__}")
+        if draft is not None and not hasattr(draft, "propose"):
+            raise TypeError(
+                f"draft must have propose(tokens, n), as PromptLookup() and DraftModel(session) do, not "
+                f"{type(draft).__name__}"
+            )
+        if n_draft < 0:
+            raise ValueError(f"n_draft={n_draft} is negative")
+        if isinstance(draft, DraftModel):
+            draft.check(self.model.tokenizer)
         if not len(ids) and not self._pending:
             raise ValueError("the prompt is empty and the session has nothing to continue from")
         return Generation(
@@ -456,6 +494,8 @@ class Session:
             sampler=_core.Sampler.greedy() if sampler is None else sampler,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             tokenize_s=time.perf_counter() - start,
+            draft=draft,
+            n_draft=n_draft,
         )
 
     # ---- traces and layer taps ----
