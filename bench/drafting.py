@@ -43,9 +43,10 @@ def main() -> None:
     plain = statistics.median(rates[0][1:])
     for n in counts:
         g, median = last[n], statistics.median(rates[n][1:])
+        passes = f"{g.tokens_per_pass or 0:5.2f} tokens a pass"
         same = "" if g.ids == last[0].ids else "   ANOTHER TEXT"
         print(
-            f"n_draft {n:2d} {median:8.1f} tok/s   {median / plain:5.2f} x   {g.tokens_per_pass or 0:5.2f} tokens a pass   "
+            f"n_draft {n:2d} {median:8.1f} tok/s   {median / plain:5.2f} x   {passes}   "
             f"{g.n_accepted} of {g.n_proposed} accepted{same}"
         )
 

@@ -6,11 +6,12 @@
         print(g.text, g.tokens_per_pass)
 
 Decode waits for memory, and one pass over the weights for five tokens takes less than five passes. A draft proposes the
-next few tokens, the model evaluates them in one pass, and the sampler draws at each position from the model's own logits, as
-it would without a draft. As long as it draws what was proposed, the next logits are there already; what was proposed
-beyond is forgotten. So a draft changes the speed and never the text, as long as one token and several are computed
-alike: see docs/session.md, with what it gains. (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", accept
-with a probability that needs the draft's own; here the sampler itself decides, which keeps its random numbers.)
+next few tokens, the model evaluates them in one pass, and the sampler draws at each position from the model's own
+logits, as it would without a draft. As long as it draws what was proposed, the next logits are there already; what was
+proposed beyond is forgotten. So a draft changes the speed and never the text, as long as one token and several are
+computed alike: see docs/session.md, with what it gains. (Leviathan et al. 2023, "Fast Inference from Transformers via
+Speculative Decoding", accept with a probability that needs the draft's own; here the sampler itself decides, which
+keeps its random numbers.)
 
 A draft is any object with propose(tokens, n): at most n ids that may follow the ids given.
 """
