@@ -36,6 +36,8 @@ _LAZY = {
     "linear": "rooflm._kernels",
     "Model": "rooflm.model",
     "Session": "rooflm.model",
+    "Plan": "rooflm.scheduling",
+    "Scheduler": "rooflm.scheduling",
     "perplexity": "rooflm.quality",
     "Generation": "rooflm.generation",
     "DraftModel": "rooflm.drafting",
@@ -113,6 +115,7 @@ if _TYPE_CHECKING:
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
     from rooflm.quality import perplexity
+    from rooflm.scheduling import Plan, Scheduler
 
 __all__ = [
     "Comparison",
@@ -130,9 +133,11 @@ __all__ = [
     "KVCache",
     "KernelUnavailable",
     "Model",
+    "Plan",
     "PromptLookup",
     "Results",
     "Sampler",
+    "Scheduler",
     "Sensitivity",
     "Session",
     "SessionBusy",

@@ -99,16 +99,8 @@ class DraftModel:
         n = min(n, session.n_ctx - len(ids) + 1)  # the last id proposed is not evaluated
         if n < 1:
             return []
-        held = session.tokens
-        length = min(len(held), len(ids) - 1)  # one at least is evaluated, for its logits
-        differ = np.flatnonzero(held[:length] != ids[:length])
-        same = int(differ[0]) if len(differ) else length
-        try:
-            session.rewind(same)
-        except ValueError:  # a sliding window no longer holds what is needed there: from the beginning
-            session.rewind(same := 0)
         guesses: list[int] = []
-        coming = ids[same:]
+        coming = ids[session._back_to(session._in_common(ids)) :]
         while len(guesses) < n:
             logits = session.eval(coming)
             assert logits is not None

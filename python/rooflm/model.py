@@ -360,6 +360,18 @@ class Session:
         if self._open is not None and self.n_past > n:
             self._c.rewind(n)
 
+    def _in_common(self, ids: np.ndarray) -> int:
+        """How many of the ids need no evaluation because the session begins with them: not the last, for its logits."""
+        return min(_common_length(ids, self.tokens), max(len(ids) - 1, 0))
+
+    def _back_to(self, n: int) -> int:
+        """Rewinds to n positions, or to none where a sliding window no longer holds what is needed there; which."""
+        try:
+            self.rewind(n)
+        except ValueError:
+            self.rewind(n := 0)
+        return n
+
     def rewind(self, n: int) -> None:
         """Forgets all but the first n positions. A sliding window that no longer holds what would be needed is an
         error that gives both numbers."""
@@ -455,11 +467,7 @@ class Session:
             text = chat_text(tokenizer, messages, template=template, tools=tools, options=template_options)
         with stage(self, "tokenize"):
             ids = encode_chat(tokenizer, text)
-        same = min(_common_length(ids, self.tokens), max(len(ids) - 1, 0))  # one at least is evaluated, for its logits
-        try:
-            self.rewind(same)
-        except ValueError:  # sliding windows no longer hold what is needed there: from the beginning
-            self.rewind(same := 0)
+        same = self._back_to(self._in_common(ids))
         return self._answer(ids[same:], start, max_tokens, sampler, stop, draft, n_draft)
 
     def _answer(

@@ -83,3 +83,12 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Optional[tuple[f
         return None
     half = t_quantile(0.5 + level / 2.0, len(values) - 1) * se
     return mean - half, mean + half
+
+
+def wilson(right: float, n: int) -> Optional[list[float]]:
+    """95 % interval of a share, by Wilson's score."""
+    if n == 0:
+        return None
+    z, p = 1.959963984540054, right / n
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return [max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))]

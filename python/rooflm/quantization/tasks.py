@@ -25,6 +25,7 @@ from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm.model import Session, _common_length
 from rooflm.quantization.settings import DEFAULTS, Candidate, Opener, Setting
+from rooflm.stats import wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,15 +38,6 @@ POWER_Z = 1.96 + 0.84  # two-sided 5 %, power 80 %
 
 
 # ---- statistics ----
-
-
-def wilson(right: float, n: int) -> Optional[list[float]]:
-    """95 % interval of a share, by Wilson's score."""
-    if n == 0:
-        return None
-    z, p = 1.959963984540054, right / n
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return [max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))]
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
