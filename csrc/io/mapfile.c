@@ -195,17 +195,3 @@ rl_status rl_map_unlock(const rl_map *m, size_t offset, size_t n, rl_err *err) {
     if (munlock(p, bytes) != 0) return io_error(err, errno, "cannot unlock pages", NULL);
     return RL_OK;
 }
-
-rl_status rl_map_drop(const rl_map *m, const char *path, size_t offset, size_t n, rl_err *err) {
-    if (!m->mapped)
-        return rl_fail(err, RL_ERR_UNSUPPORTED, "%s is a copy in memory: there are no file pages to drop", path);
-    uint8_t *p;
-    size_t bytes;
-    if (!page_range(m, offset, n, &p, &bytes)) return RL_OK;
-    if (madvise(p, bytes, MADV_DONTNEED) != 0) return io_error(err, errno, "cannot drop pages of", path);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return io_error(err, errno, "cannot open", path);
-    int rc = posix_fadvise(fd, (off_t)(p - m->data), (off_t)bytes, POSIX_FADV_DONTNEED); // returns the error
-    close(fd);
-    return rc ? io_error(err, rc, "cannot drop cached pages of", path) : RL_OK;
-}

@@ -42,8 +42,5 @@ rl_status rl_map_resident(const rl_map *m, size_t offset, size_t n, size_t *byte
 /// Pins the range in memory. RL_ERR_IO with os_errno where the system denies it (EPERM, ENOMEM: RLIMIT_MEMLOCK).
 rl_status rl_map_lock(const rl_map *m, size_t offset, size_t n, rl_err *err);
 rl_status rl_map_unlock(const rl_map *m, size_t offset, size_t n, rl_err *err);
-/// Asks the kernel to forget the range (also its page cache), so that the next read is a cold one. Only for mapped
-/// files: a copy has nowhere else to come from, RL_ERR_UNSUPPORTED.
-rl_status rl_map_drop(const rl_map *m, const char *path, size_t offset, size_t n, rl_err *err);
 
 #endif

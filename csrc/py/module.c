@@ -26,6 +26,7 @@ static int module_exec(PyObject *m) {
         rl_py_add_kvcache,   //
         rl_py_add_kernels,   //
         rl_py_add_gguf,      //
+        rl_py_add_residency, //
         rl_py_add_vec,       //
         rl_py_add_tiles,     //
         rl_py_add_sampler,   //

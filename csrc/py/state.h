@@ -72,6 +72,7 @@ int rl_warn_fallback(rl_state *st, const char *fmt, ...) __attribute__((format(p
 // One per Python type or group of functions: adds what it defines to the module; -1 with an exception set.
 int rl_py_add_errors(PyObject *m, rl_state *st);
 int rl_py_add_gguf(PyObject *m, rl_state *st);
+int rl_py_add_residency(PyObject *m, rl_state *st);
 int rl_py_add_tokenizer(PyObject *m, rl_state *st);
 int rl_py_add_kernels(PyObject *m, rl_state *st);
 int rl_py_add_vec(PyObject *m, rl_state *st);

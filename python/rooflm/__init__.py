@@ -37,6 +37,7 @@ _LAZY = {
     "Model": "rooflm.model",
     "Session": "rooflm.model",
     "Plan": "rooflm.scheduling",
+    "Handover": "rooflm.residency",
     "Scheduler": "rooflm.scheduling",
     "perplexity": "rooflm.quality",
     "Generation": "rooflm.generation",
@@ -115,6 +116,7 @@ if _TYPE_CHECKING:
     from rooflm.generation import Generation
     from rooflm.model import Model, Session
     from rooflm.quality import perplexity
+    from rooflm.residency import Handover
     from rooflm.scheduling import Plan, Scheduler
 
 __all__ = [
@@ -129,6 +131,7 @@ __all__ = [
     "FormatError",
     "GGUF",
     "Generation",
+    "Handover",
     "IMatrix",
     "KVCache",
     "KernelUnavailable",

@@ -11,15 +11,17 @@ import difflib
 import fnmatch
 import os
 import time
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
-from rooflm import _core
+from rooflm import _core, residency
 from rooflm._auto import decide
 from rooflm._blas import find_openblas
-from rooflm._keywords import checked_keywords, unknown_key
+from rooflm._keywords import checked_keywords
+from rooflm._progress import ProgressArg
 from rooflm._output import html_table, show_layers, table
+from rooflm.capture import Capture
 from rooflm._text import TextOrTokens, as_tokens, given_text
 from rooflm.drafting import DraftModel
 from rooflm.generation import Generation
@@ -162,6 +164,24 @@ class Model:
         from rooflm.batch import Batch
 
         return Batch(self, options)
+
+    def preload(self, pattern: str = "*", *, progress: ProgressArg = None) -> int:
+        """Reads the tensors whose names match into memory, so that the first tokens need not wait for the disk; their
+        bytes. Ctrl-C stops it. progress: as everywhere, a bar where somebody can see it, False for none."""
+        return residency.preload(self.gguf, pattern, progress=progress)
+
+    def lock(self, pattern: str) -> int:
+        """Keeps the tensors whose names match in memory whatever else needs it, until unlock() or the end; their bytes.
+        OSError where the system does not allow so much (ulimit -l)."""
+        return residency.lock(self.gguf, pattern)
+
+    def unlock(self, pattern: str = "*") -> int:
+        """Gives up what lock() keeps; the bytes of the tensors whose names match."""
+        return residency.unlock(self.gguf, pattern)
+
+    def resident(self, pattern: str = "*") -> float:
+        """Share of the bytes of the tensors whose names match that is in memory now, 0 to 1 (mincore)."""
+        return residency.resident(self.gguf, pattern)
 
     def taps(self) -> list[dict[str, Any]]:
         """What Session.capture can take: a list of records with name, shape and dtype. In a shape None stands for the
@@ -546,72 +566,6 @@ class Session:
         )
 
 
-class Capture(Mapping[str, np.ndarray]):
-    """What Session.capture() collects: arrays by tap name, one row per token evaluated since it began. Attention
-    weights are (tokens, heads, positions), zero beyond each token's own positions."""
-
-    def __init__(self, session: Session, wanted: list[str]) -> None:
-        self._session = session
-        self._wanted = wanted
-        self._arrays: dict[str, np.ndarray] = {}
-
-    def __enter__(self) -> Capture:
-        if self._session._capture is not None:
-            raise _core.Error("this session is already capturing; use one capture with several patterns")
-        self._session._c._set_taps(self._wanted)
-        self._session._capture = self
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        self._session._capture = None
-        if self._session._open is not None:
-            self._collect()
-            self._session._open._set_taps([])
-
-    def _collect(self) -> None:
-        """Moves what the extension has gathered into our arrays."""
-        for name, fresh in self._session._c._take_taps().items():
-            have = self._arrays.get(name)
-            self._arrays[name] = fresh if have is None else np.concatenate(_same_width(have, fresh))
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._wanted:
-            raise KeyError(unknown_key("captured tap", name, self._wanted))
-        if self._session._capture is self:  # still open: take what is there
-            self._collect()
-        if name not in self._arrays:
-            raise KeyError(f"{name}: nothing was evaluated inside this capture")
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._wanted)
-
-    def __len__(self) -> int:
-        return len(self._wanted)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        if self._session._capture is self:
-            self._collect()
-        found = ((name, self._arrays.get(name)) for name in self._wanted)
-        return [
-            {"tap": name, "shape": None, "nbytes": None}
-            if a is None
-            else {"tap": name, "shape": " x ".join(map(str, a.shape)), "nbytes": a.nbytes}
-            for name, a in found
-        ]
-
-    def __repr__(self) -> str:
-        return table(self._rows(), ("tap", "shape", "nbytes"))
-
-    def _repr_html_(self) -> str:
-        return html_table(self._rows(), ("tap", "shape", "nbytes"))
-
-
 def _replacements(file: _core.GGUF, replace: Mapping[str, Replacement]) -> list[tuple[Any, ...]]:
     """What the extension takes: (name, type, shape, buffer)."""
     rows = []
@@ -629,13 +583,6 @@ def _replacements(file: _core.GGUF, replace: Mapping[str, Replacement]) -> list[
         type, raw = value
         rows.append((name, type, own.shape, np.ascontiguousarray(raw)))
     return rows
-
-
-def _same_width(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both with as many columns as the wider one, filled with zeros (attention weights of a grown context)."""
-    width = max(a.shape[-1], b.shape[-1])
-    a, b = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) for x in (a, b))
-    return a, b
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:
