@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a file: mapped, or copied into anonymous memory where mapping is refused or not wanted. Says what
-// is resident, reads ahead, locks and drops pages. Touching a file that another process shortened after it was mapped
+// is resident, reads ahead and locks pages. Touching a file that another process shortened after it was mapped
 // raises SIGBUS, as with every mapping: rl_map_intact tells before; a copy is safe from that.
 #ifndef RL_IO_MAPFILE_H
 #define RL_IO_MAPFILE_H

@@ -21,10 +21,8 @@ static PyObject *tensor_pages(PyObject *m, PyObject *args) {
     rl_err_clear(&err);
     rl_gguf_ref(g); // another thread may close the file
     PyThreadState *saved = PyEval_SaveThread();
-    rl_status s = rl_gguf_intact(g, &err);
-    if (s != RL_OK)
-        ;
-    else if (strcmp(what, "preload") == 0)
+    rl_status s;
+    if (strcmp(what, "preload") == 0)
         s = rl_map_preload(map, t->offset, t->nbytes, rl_py_poll, &saved, NULL, &err);
     else if (strcmp(what, "resident") == 0)
         s = rl_map_resident(map, t->offset, t->nbytes, &bytes, &err);

@@ -8,11 +8,7 @@
 #ifndef RL_KERNELS_X86_ROWS512_Q4_1_H
 #define RL_KERNELS_X86_ROWS512_Q4_1_H
 
-#include "kernels/x86/rows256.h"
-
-#if !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VNNI__)
-#error "needs AVX-512 BW, DQ and VNNI"
-#endif
+#include "kernels/x86/rows512.h"
 
 #define BLOCK_DWORDS 5
 
@@ -45,10 +41,6 @@ RL_INLINE __m512i headers(const __m512i *z) {
     __m512i h = _mm512_permutex2var_epi32(z[2], b, z[3]);
     h = _mm512_mask_permutexvar_epi32(h, 0xE000, c, z[4]);
     return _mm512_mask_mov_epi32(h, 0x007F, _mm512_permutex2var_epi32(z[0], a, z[1]));
-}
-
-RL_INLINE __m512 halves(__m512i v) {
-    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
 }
 
 // Sums of one token: two chains, so that FMAs do not wait for each other, and what the minimums add.
@@ -106,11 +98,11 @@ RL_INLINE void up_to_four(const uint8_t *w, size_t n, const act_ptr *x, size_t g
     const __m512 d = halves(h), m = halves(_mm512_srli_epi32(h, 16));
     for (int t = 0; t < nt; t++) {
 #if RL_BITS == 8
-        const __m512 xd = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].d + g)));
+        const __m512 xd = spread_four(x[t].d + g, spread);
 #else
         const __m512 xd = _mm512_set1_ps(x[t].d[g / 8]);
 #endif
-        const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
+        const __m512 xs = spread_four(x[t].s + g, spread);
         s[t].min = _mm512_mask3_fmadd_ps(m, xs, s[t].min, once);
         s[t].acc[0] =
             _mm512_mask3_fmadd_ps(four_blocks(q, x[t].nibble + 32 * g, 0), _mm512_mul_ps(d, xd), s[t].acc[0], here);
@@ -129,11 +121,11 @@ RL_INLINE void last_two(const uint8_t *w, size_t next, const act_ptr *x, size_t 
     const __m512 d = halves(h), m = halves(_mm512_srli_epi32(h, 16));
     for (int t = 0; t < nt; t++) {
 #if RL_BITS == 8
-        const __m512 xd = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].d + g)));
+        const __m512 xd = spread_four(x[t].d + g, spread);
 #else
         const __m512 xd = _mm512_set1_ps(x[t].d[g / 8]);
 #endif
-        const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
+        const __m512 xs = spread_four(x[t].s + g, spread);
         sum[t] = _mm512_fmadd_ps(four_blocks(q, x[t].nibble + 32 * g, 1), _mm512_mul_ps(d, xd),
                                  _mm512_maskz_mul_ps(0x1111, m, xs));
     }
@@ -175,7 +167,7 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
         if (g < n) prefetch(w, 64);
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
-            keep_row(&folded[t], r, _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+            keep_row(&folded[t], r, add_halves(v));
         }
     }
     if (alone < n) row_ends(&a, x, folded, nt);

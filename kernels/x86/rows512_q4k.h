@@ -8,11 +8,7 @@
 #ifndef RL_KERNELS_X86_ROWS512_Q4K_H
 #define RL_KERNELS_X86_ROWS512_Q4K_H
 
-#include "kernels/x86/rows256.h"
-
-#if !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VNNI__)
-#error "needs AVX-512 BW, DQ and VNNI"
-#endif
+#include "kernels/x86/rows512.h"
 
 RL_INLINE __m512i load512(const void *p) {
     return _mm512_loadu_si512(p);
@@ -93,8 +89,7 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
             }
         }
         for (int t = 0; t < nt; t++) {
-            __m512 s = _mm512_add_ps(acc[t][0], acc[t][1]);
-            __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+            __m256 h = add_halves(_mm512_add_ps(acc[t][0], acc[t][1]));
             keep_row(&sums[t], r, _mm256_add_ps(h, min[t]));
         }
     }

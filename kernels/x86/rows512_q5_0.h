@@ -7,11 +7,7 @@
 #ifndef RL_KERNELS_X86_ROWS512_Q5_0_H
 #define RL_KERNELS_X86_ROWS512_Q5_0_H
 
-#include "kernels/x86/rows256.h"
-
-#if !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VNNI__)
-#error "needs AVX-512 BW, DQ and VNNI"
-#endif
+#include "kernels/x86/rows512.h"
 
 #define BLOCK_BYTES 22
 
@@ -63,11 +59,6 @@ RL_INLINE __m512 products(const four *v, const rl_x *x) {
     return _mm512_cvtepi32_ps(s);
 }
 
-// Scales of dwords whose first word is a half.
-RL_INLINE __m512 halves(__m512i v) {
-    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
-}
-
 // Sums of one token: two chains, and scale * sum of activations, of which 16 times are taken off at the end.
 typedef struct {
     __m512 acc[2], offset;
@@ -104,8 +95,8 @@ RL_INLINE void some_blocks(const four v, const act_ptr *x, size_t g, sums *s, co
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     const __m512 d = halves(_mm512_shuffle_epi32(v.head, 0x55));
     for (int t = 0; t < nt; t++) {
-        const __m512 xd = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].d + g)));
-        const __m512 xs = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(x[t].s + g)));
+        const __m512 xd = spread_four(x[t].d + g, spread);
+        const __m512 xs = spread_four(x[t].s + g, spread);
         s[t].offset = _mm512_mask3_fmadd_ps(d, xs, s[t].offset, 0x1111);
         s[t].acc[0] = _mm512_fmadd_ps(products(&v, x[t].nibble + 32 * g), _mm512_mul_ps(d, xd), s[t].acc[0]);
     }
@@ -136,7 +127,7 @@ RL_INLINE void rows_q5_0(const rows_part a, const int nt) {
         }
         for (int t = 0; t < nt; t++) {
             const __m512 v = _mm512_fnmadd_ps(s[t].offset, _mm512_set1_ps(16), _mm512_add_ps(s[t].acc[0], s[t].acc[1]));
-            keep_row(&folded[t], r, _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+            keep_row(&folded[t], r, add_halves(v));
         }
     }
     put_out(&a, folded, nt);

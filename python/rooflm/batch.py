@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 import numpy as np
 
 from rooflm import _core
+from rooflm._closing import Closing
 from rooflm._keywords import checked_keywords
 from rooflm._text import TextOrTokens, as_tokens
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rooflm.model import Model
 
 
@@ -75,7 +74,7 @@ class BatchSequence:
             self.stop_reason = "context"
 
 
-class Batch:
+class Batch(Closing):
     """Sequences that share weights, scratch memory and steps. Made by Model.batch(); a context manager."""
 
     def __init__(self, model: Model, options: dict[str, Any]) -> None:
@@ -84,17 +83,6 @@ class Batch:
         self.n_ctx = self._root.n_ctx
         self.n_batch = self._root.n_batch
         self.sequences: list[BatchSequence] = []
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Frees all caches; what was generated stays readable."""

@@ -18,6 +18,7 @@ import numpy as np
 from rooflm import _core, residency
 from rooflm._auto import decide
 from rooflm._blas import find_openblas
+from rooflm._closing import Closing
 from rooflm._keywords import checked_keywords
 from rooflm._progress import ProgressArg
 from rooflm._output import html_table, show_layers, table
@@ -28,8 +29,6 @@ from rooflm.generation import Generation
 from rooflm.tracing import Trace, stage
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rooflm.batch import Batch
     from rooflm.drafting import Draft
 
@@ -199,7 +198,7 @@ class Model:
         return html_table(rows, ("hyper-parameter", "value"))
 
 
-class Session:
+class Session(Closing):
     """One timeline of tokens with its KV cache; made by Model.session(). A context manager that frees the cache."""
 
     @checked_keywords
@@ -276,17 +275,6 @@ class Session:
         if self._open is not None:
             self._open.close()
         self._open = None
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        self.close()
 
     # ---- facts ----
 

@@ -17,11 +17,10 @@ import threading
 from typing import TYPE_CHECKING, Iterator, Optional, Union
 
 from rooflm import _core
+from rooflm._closing import Closing
 from rooflm._progress import Progress, ProgressArg
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rooflm.model import Model
 
 
@@ -74,7 +73,7 @@ def resident(gguf: _core.GGUF, pattern: str = "*") -> float:
     return here / max(sum(t.nbytes for t in tensors), 1)
 
 
-class Handover:
+class Handover(Closing):
     """Two models of which the small one answers until the large one has been read into memory.
 
     small, large   paths, or Models
@@ -143,17 +142,6 @@ class Handover:
         """Ends the reading after the tensor at hand; both models stay usable."""
         self._stop.set()
         self._thread.join()
-
-    def __enter__(self) -> Handover:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "ready" if self.ready else f"failed: {self.error}" if self.error else f"{self.share:.0%} read"

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 import numpy as np
 
 from rooflm import _core
+from rooflm._closing import Closing
 from rooflm._keywords import checked_keywords
 from rooflm._output import html_table, table
 from rooflm._text import TextOrTokens
 from rooflm.stats import wilson
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rooflm.drafting import Draft
     from rooflm.generation import Generation
     from rooflm.model import Model
@@ -157,7 +156,7 @@ class ScheduleReport:
         return f"<p>{self._title()}</p>" + html_table(self.plans, ("plan", "requests", "met", "expected"))
 
 
-class Scheduler:
+class Scheduler(Closing):
     """Runs requests on one model within time budgets; a context manager that closes its sessions.
 
     budget_s   of a request that names none
@@ -277,17 +276,6 @@ class Scheduler:
         for s in self._sessions.values():
             s.close()
         self._sessions = {}
-
-    def __enter__(self) -> Scheduler:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.budget_s} s, plans {', '.join(self.plans)}; {self.report()._title()}>"
