@@ -41,7 +41,8 @@ tan tanf tanh tanhf trunc truncf __cxa_finalize __cxa_atexit __sched_cpualloc __
 ALIASES = {"__errno_location": "memset", "___errno_location": "memset",  # bionic: __errno
            "__isoc99_sscanf": "sscanf", "__isoc23_sscanf": "sscanf", "__isoc23_strtol": "strtol",
            "__isoc23_strtoul": "strtoul", "__isoc23_strtoll": "strtoll", "__isoc23_strtoull": "strtoull",
-           "__fxstat": "fstat", "__xstat": "stat", "__xpg_strerror_r": "strerror_r", "bcmp": "memcmp",
+           "__fxstat": "fstat", "__fxstat64": "fstat64", "__xstat": "stat", "__xstat64": "stat64",
+           "__xpg_strerror_r": "strerror_r", "bcmp": "memcmp",
            "__assert_fail": "exit",  # Python's and NumPy's headers, where they are built for debugging
            "__getauxval": "getauxval",  # of libgcc, to choose atomic instructions
            "__stack_chk_fail": "exit", "__tls_get_addr": "dlsym"}  # fmt: skip
