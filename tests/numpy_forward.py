@@ -87,8 +87,17 @@ class NumpyModel:
         local = self.gemma and (layer + 1) % 6 != 0
         if self.gemma:
             q, k = self.norm(q, blk + "attn_q_norm.weight"), self.norm(k, blk + "attn_k_norm.weight")
+        out = self.heads(q, k, v, local)
+        y = out.reshape(n, -1) @ self.weight(blk + "attn_output.weight").T
+        if f"{blk}attn_output.bias" in self.raw:
+            y = y + self.weight(f"{blk}attn_output.bias")
+        return y
+
+    def heads(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, local: bool) -> np.ndarray:
+        """What each head makes of q, k, v (token, head, dim) before RoPE, the first token being position 0."""
         base = self.base_local if local else self.base
         q, k = self.rope(q, base), self.rope(k, base)
+        n = len(q)
         age = np.arange(n)[:, None] - np.arange(n)[None, :]
         seen = age >= 0
         if local:
@@ -100,10 +109,7 @@ class NumpyModel:
             score = np.where(seen, score, -np.inf)
             p = np.exp(score - score.max(-1, keepdims=True))
             out[:, h] = p / p.sum(-1, keepdims=True) @ v[:, h // group]
-        y = out.reshape(n, -1) @ self.weight(blk + "attn_output.weight").T
-        if f"{blk}attn_output.bias" in self.raw:
-            y = y + self.weight(f"{blk}attn_output.bias")
-        return y
+        return out
 
     def ffn(self, x: np.ndarray, layer: int) -> np.ndarray:
         blk = f"blk.{layer}."
@@ -137,3 +143,21 @@ class NumpyModel:
         n_vocab = int(self.raw[head].shape[1])
         parts = [x @ self.weight(head, slice(i, i + step, stride)).T for i in range(0, n_vocab, step)]
         return np.concatenate(parts, axis=-1)
+
+
+class EvictingModel(NumpyModel):
+    """The same where a full cache of sinks + recent + 64 positions drops the oldest 64 behind the sinks, and positions
+    are those inside the cache, as StreamingLLM defines them."""
+
+    def __init__(self, path: Any, sinks: int, recent: int) -> None:
+        super().__init__(path)
+        self.sinks, self.room = sinks, sinks + recent + 64
+
+    def heads(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, local: bool) -> np.ndarray:
+        out = np.empty_like(q)
+        for first in range(0, len(q), 64):
+            end = min(first + 64, len(q))
+            dropped = max(0, (first - self.room) // 64 + 1) * 64
+            held = np.r_[0 : min(self.sinks, end), self.sinks + dropped : end] if end > self.sinks else np.r_[0:end]
+            out[first:end] = super().heads(q[held], k[held], v[held], local)[first - end :]
+        return out

@@ -64,10 +64,18 @@ void rl_rope_free(rl_rope *r) {
     r->freq = NULL;
 }
 
-void rl_rope_table(const rl_rope *r, size_t position, float *cs) {
+static void table(const rl_rope *r, size_t position, double magnitude, float *cs) {
     for (size_t i = 0; i < r->half; i++) {
         double angle = (double)position * r->freq[i];
-        cs[2 * i] = (float)(cos(angle) * r->magnitude);
-        cs[2 * i + 1] = (float)(sin(angle) * r->magnitude);
+        cs[2 * i] = (float)(cos(angle) * magnitude);
+        cs[2 * i + 1] = (float)(sin(angle) * magnitude);
     }
+}
+
+void rl_rope_table(const rl_rope *r, size_t position, float *cs) {
+    table(r, position, r->magnitude, cs);
+}
+
+void rl_rope_turn(const rl_rope *r, size_t distance, float *cs) {
+    table(r, distance, 1.0, cs);
 }

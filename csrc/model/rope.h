@@ -20,5 +20,7 @@ void rl_rope_free(rl_rope *r);
 
 /// cs[2 * i], cs[2 * i + 1] = cos, sin of pair i at a position.
 void rl_rope_table(const rl_rope *r, size_t position, float *cs);
+/// The same for what has its position already and moves on by `distance`: without the magnitude.
+void rl_rope_turn(const rl_rope *r, size_t distance, float *cs);
 
 #endif

@@ -114,7 +114,7 @@ static PyObject *one_page(rl_state *st, const rl_kv *kv, size_t layer, size_t pa
         return NULL;
     }
     PyObject *items[] = {
-        PyLong_FromSize_t(position),
+        PyLong_FromSize_t(position < rl_kv_config_of(kv)->sinks ? position : position + rl_kv_dropped(kv)),
         PyLong_FromSize_t(used),
         PyLong_FromVoidPtr(slot->data),
         PyLong_FromUnsignedLong(shared),

@@ -57,8 +57,9 @@ static int kv_layout(const char *name, rl_kv_layout *out) {
 }
 
 static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"model",  "n_ctx",     "kv",  "n_threads", "n_batch", "compute", "cpus",        "kernel",
-                            "layout", "rope_base", "isa", "blas",      "rules",   "window",  "int8_single", NULL};
+    static char *names[] = {"model", "n_ctx",  "kv",          "n_threads", "n_batch", "compute",
+                            "cpus",  "kernel", "layout",      "rope_base", "isa",     "blas",
+                            "rules", "window", "int8_single", "sinks",     NULL};
     rl_state *st = rl_state_of_type(type);
     py_model *model;
     Py_ssize_t n_ctx = 4096, n_batch = 512;
@@ -67,10 +68,10 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     const char *blas = NULL;
     PyObject *cpus = Py_None, *isa = Py_None, *rules = Py_None, *singles = Py_None;
     double rope_base = 0;
-    Py_ssize_t window = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOzOnO:Session", names, st->ModelType, &model, &n_ctx,
+    Py_ssize_t window = 0, sinks = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$nsOnsOzsdOzOnOn:Session", names, st->ModelType, &model, &n_ctx,
                                      &kv, &threads, &n_batch, &compute, &cpus, &kernel, &layout, &rope_base, &isa,
-                                     &blas, &rules, &window, &singles))
+                                     &blas, &rules, &window, &singles, &sinks))
         return NULL;
     rl_py_placement place;
     if (rl_py_place(st, threads, cpus, &place) < 0) return NULL;
@@ -93,6 +94,8 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     o.window = (size_t)window;
+    o.evict = sinks >= 0;
+    o.sinks = o.evict ? (size_t)sinks : 0;
     o.n_ctx = (size_t)n_ctx;
     o.n_batch = (size_t)n_batch;
     PyObject *preferred = several ? PyUnicode_FromString(kernel) : Py_NewRef(Py_None);
@@ -313,7 +316,18 @@ static const rl_engine_opts *opts_of(py_session *self) {
     return NULL;
 }
 
-enum { GET_N_PAST, GET_N_CTX, GET_N_BATCH, GET_N_THREADS, GET_SCRATCH, GET_SCRATCH_USED, GET_KV_BYTES };
+enum {
+    GET_N_PAST,
+    GET_N_CTX,
+    GET_N_BATCH,
+    GET_N_THREADS,
+    GET_SCRATCH,
+    GET_SCRATCH_USED,
+    GET_KV_BYTES,
+    GET_EVICTED,
+    GET_ROOM,
+    GET_STEP_ROOM
+};
 
 static PyObject *get_size(py_session *self, void *which) {
     const rl_engine_opts *o = opts_of(self);
@@ -331,6 +345,12 @@ static PyObject *get_size(py_session *self, void *which) {
         return PyLong_FromSize_t(rl_engine_scratch_bytes(self->s->engine));
     case GET_SCRATCH_USED:
         return PyLong_FromSize_t(rl_engine_scratch_used(self->s->engine));
+    case GET_EVICTED:
+        return PyLong_FromSize_t(rl_kv_dropped(self->s->kv));
+    case GET_ROOM:
+        return PyLong_FromSize_t(rl_session_room(self->s));
+    case GET_STEP_ROOM:
+        return PyLong_FromSize_t(rl_session_step_room(self->s));
     default:
         return PyLong_FromSize_t(rl_kv_bytes_in_use(self->s->kv));
     }
@@ -447,6 +467,10 @@ static PyGetSetDef session_getset[] = {
     {"scratch_used_nbytes", (getter)get_size, NULL,
      "Bytes of it that single tokens and batches of n_batch touch: what is resident then.", WHICH(GET_SCRATCH_USED)},
     {"kv_nbytes", (getter)get_size, NULL, "Bytes of the KV pages in use.", WHICH(GET_KV_BYTES)},
+    {"evicted", (getter)get_size, NULL, "Positions that the cache dropped behind its sinks.", WHICH(GET_EVICTED)},
+    {"room", (getter)get_size, NULL, "Positions that may come.", WHICH(GET_ROOM)},
+    {"_step_room", (getter)get_size, NULL, "Most tokens of one step: those before the next page is evicted.",
+     WHICH(GET_STEP_ROOM)},
     {"compute", (getter)get_compute, NULL, "'auto', 'int8', 'int16' or 'f32'.", NULL},
     {"kv_type", (getter)get_kv_type, NULL, "Type of the KV cache, 'f16' or 'q8_0/f16' (K/V).", NULL},
     {"isa", (getter)get_isa, NULL, "Best instruction set tier in use.", NULL},
@@ -511,7 +535,7 @@ static PyMethodDef session_methods[] = {
 PyDoc_STRVAR(session_doc, "Session(model, *, n_ctx=4096, kv='f16', n_threads=None, n_batch=512, compute='auto', "
                           "cpus=None, kernel=None, layout='tile', "
                           "rope_base=0.0, isa=None, blas=None, rules=None, window=0, "
-                          "int8_single=None)\n--\n\n"
+                          "int8_single=None, sinks=-1)\n--\n\n"
                           "One sequence of tokens with its KV cache. Use Model.session(), which has defaults.");
 
 static PyType_Slot session_slots[] = {

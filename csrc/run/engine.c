@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/attn.h"
 #include "run/blas.h"
 
 // ---- plans ----
@@ -263,7 +264,29 @@ void rl_engine_kv_config(const rl_engine *e, rl_kv_config *c) {
                         .type_v = e->opts.type_v,
                         .layout = e->opts.layout,
                         .rotate = e->opts.type_k == RL_KV_Q8_0,
-                        .window_slack = max_size(e->opts.n_batch, 64)};
+                        .window_slack = max_size(e->opts.n_batch, 64),
+                        .evict = e->opts.evict,
+                        .sinks = e->opts.sinks};
+}
+
+typedef struct turn_arg {
+    const rl_engine *e;
+    float cs[2][RL_ATTN_MAX_DIM]; // of the distance, for full and sliding layers
+} turn_arg;
+
+static void turn_key(void *arg, size_t layer, float *k) {
+    const turn_arg *t = arg;
+    const rl_hparams *hp = &t->e->model->hp;
+    if (!hp->n_rot || !hp->layer[layer].rope) return;
+    const rl_vec *v = &t->e->vec;
+    (hp->arch->pairing == RL_ROPE_NEIGHBOURS ? v->rope_norm : v->rope_neox)(
+        k, 1, hp->dim_k, t->cs[hp->layer[layer].sliding ? 1 : 0], hp->n_rot);
+}
+
+rl_status rl_engine_evict(const rl_engine *e, rl_kv *kv, rl_err *err) {
+    turn_arg t = {.e = e};
+    for (int i = 0; i < 2; i++) rl_rope_turn(&e->rope[i], rl_kv_dropped(kv) + RL_PAGE_TOKENS, t.cs[i]);
+    return rl_kv_evict(kv, turn_key, &t, err);
 }
 
 static rl_status build(rl_engine *e, const rl_engine_opts *opts, rl_err *err) {

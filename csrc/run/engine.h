@@ -83,11 +83,13 @@ typedef struct rl_engine_opts {
     size_t n_int8_single;
     rl_kv_type type_k, type_v;
     rl_kv_layout layout;
+    bool evict; // a full cache drops its oldest page behind the first `sinks` tokens
+    size_t sinks;
 } rl_engine_opts;
 
 typedef struct rl_segment { // consecutive tokens of one sequence within a step
     rl_kv *kv;
-    size_t pos0, tok0, n_tok;
+    size_t pos0, tok0, n_tok; // pos0: inside the cache
 } rl_segment;
 
 typedef struct rl_step {
@@ -124,6 +126,9 @@ size_t rl_engine_scratch_bytes(const rl_engine *e);
 size_t rl_engine_scratch_used(const rl_engine *e);
 /// The cache configuration that fits this engine; layers stays owned by the engine.
 void rl_engine_kv_config(const rl_engine *e, rl_kv_config *c);
+
+/// Makes room in a full cache that may evict, see rl_kv_evict.
+rl_status rl_engine_evict(const rl_engine *e, rl_kv *kv, rl_err *err);
 
 /// One step. The caller has reserved room in every cache and commits after success. Steps of one engine queue up.
 rl_status rl_engine_step(rl_engine *e, const rl_step *step, rl_err *err);

@@ -116,8 +116,9 @@ static bool embed(rl_pass *p) {
             e->embed(t->data + (size_t)s->tokens[tok] * t->row_bytes, e->x + tok * d, d);
             if (hp->embed_scale != 1.0f) e->vec.scale(e->x + tok * d, hp->embed_scale, e->x + tok * d, d);
             if (!hp->n_rot) continue;
-            rl_rope_table(&e->rope[0], seg->pos0 + i, e->cs[0] + tok * hp->n_rot);
-            if (hp->window) rl_rope_table(&e->rope[1], seg->pos0 + i, e->cs[1] + tok * hp->n_rot);
+            size_t at = rl_kv_dropped(seg->kv) + seg->pos0 + i;
+            rl_rope_table(&e->rope[0], at, e->cs[0] + tok * hp->n_rot);
+            if (hp->window) rl_rope_table(&e->rope[1], at, e->cs[1] + tok * hp->n_rot);
         }
     }
     if (!rl_pass_barrier(p)) return false;

@@ -43,6 +43,8 @@ typedef struct rl_kv_layer {
     size_t page_bytes, capacity;
     rl_slot *slots;        // n_slots, indexed by position / 64
     size_t first, n_pages; // slots first .. n_pages hold pages
+    // Of the pages of the sinks: as they were before the first eviction, and taken for the next one. Empty else.
+    rl_slot *originals, *spares;
 } rl_kv_layer;
 
 struct rl_kv {
@@ -50,13 +52,23 @@ struct rl_kv {
     rl_kv_layer_config *layer_config;
     rl_kv_layer *layers;
     size_t n_slots, length;
-    bool stale; // values beyond the length may lie in the last pages (after a rewind)
+    size_t dropped; // tokens evicted between the sinks and what follows them
+    bool stale;     // values beyond the length may lie in the last pages (after a rewind)
     rl_arena *arena;
     _Atomic(void *) plan; // kernels chosen by the first attention call (attention.c), freed with free()
 };
 
 rl_status rl_kv_check_config(const rl_kv_config *c, rl_err *err);
 void rl_kv_geometry(const rl_kv_config *c, size_t layer, rl_kv_layer *out);
+
+// kv_evict.c
+rl_status rl_kv_check_evict(const rl_kv_config *c, rl_err *err);
+/// Whether the sinks of a layer have been turned and its `originals` are held.
+bool rl_kv_has_originals(const rl_kv *kv, size_t layer);
+/// Puts the sinks back as they were stored, for a cache that is cut to them.
+void rl_kv_forget_evicted(rl_kv *kv);
+/// Turns the keys of all tokens of a page, as they are stored.
+void rl_kv_turn_page(const rl_kv *kv, size_t layer, uint8_t *page, rl_kv_turn_fn turn, void *arg);
 
 rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err);
 void rl_arena_close(rl_arena *a); // the owner leaves

@@ -7,12 +7,12 @@
 #include <string.h>
 
 #define KV_MAGIC 0x564B4C52u // "RLKV"
-#define KV_VERSION 1u
+#define KV_VERSION 2u
 
 typedef struct kv_header {
     uint32_t magic, version;
     uint32_t type_k, type_v, layout, rotate, page_tokens, n_layer;
-    uint64_t length;
+    uint64_t length, n_ctx, sinks, dropped; // n_ctx and sinks 0: no eviction
 } kv_header;
 
 typedef struct kv_layer_header {
@@ -31,7 +31,8 @@ static rl_status get(rl_read_fn read, void *arg, void *data, size_t n, rl_err *e
 rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err) {
     const rl_kv_config *c = &kv->config;
     kv_header h = {KV_MAGIC,  KV_VERSION,     (uint32_t)c->type_k,  (uint32_t)c->type_v, (uint32_t)c->layout,
-                   c->rotate, RL_PAGE_TOKENS, (uint32_t)c->n_layer, kv->length};
+                   c->rotate, RL_PAGE_TOKENS, (uint32_t)c->n_layer, kv->length,          c->evict ? c->n_ctx : 0,
+                   c->sinks,  kv->dropped};
     RL_TRY(put(write, arg, &h, sizeof h, err));
     size_t end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < c->n_layer; i++) {
@@ -41,6 +42,8 @@ rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err)
         kv_layer_header lh = {lc->n_head_kv, lc->dim_k, lc->dim_v, lc->window, first, end};
         RL_TRY(put(write, arg, &lh, sizeof lh, err));
         for (size_t p = first; p < end; p++) RL_TRY(put(write, arg, l->slots[p].data, l->page_bytes, err));
+        for (size_t p = 0; rl_kv_has_originals(kv, i) && p < c->sinks / RL_PAGE_TOKENS; p++)
+            RL_TRY(put(write, arg, l->originals[p].data, l->page_bytes, err));
     }
     return RL_OK;
 }
@@ -67,6 +70,15 @@ static rl_status check(const rl_kv *kv, const kv_header *h, rl_err *err) {
                        c->rotate ? "rotated" : "plain");
     if (h->n_layer != c->n_layer)
         return rl_fail(err, RL_ERR_ARG, "the saved KV cache has %u layers, this one %zu", h->n_layer, c->n_layer);
+    if (h->n_ctx != (c->evict ? c->n_ctx : 0) || h->sinks != c->sinks)
+        return rl_fail(err, RL_ERR_ARG,
+                       "the saved KV cache evicts beyond %llu tokens with %llu sinks, this one beyond %zu with %zu "
+                       "(0: never)",
+                       (unsigned long long)h->n_ctx, (unsigned long long)h->sinks, c->evict ? c->n_ctx : 0, c->sinks);
+    if (h->dropped && (!c->evict || h->dropped % RL_PAGE_TOKENS || h->dropped > RL_KV_MAX_POSITIONS ||
+                       h->length < c->n_ctx - RL_PAGE_TOKENS))
+        return rl_fail_format(err, NULL, NULL, 56, "the saved KV cache cannot have evicted %llu tokens",
+                              (unsigned long long)h->dropped);
     if (h->length > c->n_ctx) {
         rl_status st = rl_fail(err, RL_ERR_CONTEXT_FULL, "the saved KV cache holds %llu tokens, this context %zu",
                                (unsigned long long)h->length, c->n_ctx);
@@ -109,6 +121,10 @@ static rl_status load_layer(rl_kv *kv, size_t i, size_t length, rl_read_fn read,
         l->n_pages = p + 1;
         RL_TRY(get(read, arg, l->slots[p].data, l->page_bytes, err));
     }
+    for (size_t p = 0; rl_kv_has_originals(kv, i) && p < kv->config.sinks / RL_PAGE_TOKENS; p++) {
+        RL_TRY(rl_page_alloc(kv, i, &l->originals[p], err));
+        RL_TRY(get(read, arg, l->originals[p].data, l->page_bytes, err));
+    }
     return RL_OK;
 }
 
@@ -118,6 +134,7 @@ rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err) {
     RL_TRY(check(kv, &h, err));
     RL_TRY(rl_kv_rewind(kv, 0, err));
     rl_status st = RL_OK;
+    kv->dropped = h.dropped; // whose originals load_layer reads
     for (size_t i = 0; i < kv->config.n_layer && st == RL_OK; i++) st = load_layer(kv, i, h.length, read, arg, err);
     kv->length = h.length;
     kv->stale = true;
@@ -127,8 +144,9 @@ rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err) {
             rl_kv_layer *l = &kv->layers[i];
             while (l->n_pages > l->first) rl_page_release(&l->slots[--l->n_pages]);
             l->first = l->n_pages = 0;
+            for (size_t p = 0; p < kv->config.sinks / RL_PAGE_TOKENS; p++) rl_page_release(&l->originals[p]);
         }
-        kv->length = 0;
+        kv->length = kv->dropped = 0;
     }
     return st;
 }

@@ -246,9 +246,16 @@ size_t rl_kv_first(const rl_kv *kv, size_t layer) {
     return first < kv->length ? first : kv->length;
 }
 
-rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err) {
-    if (n > kv->length)
-        return rl_fail(err, RL_ERR_ARG, "cannot rewind to %zu tokens, the cache holds %zu", n, kv->length);
+rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
+    size_t sinks = kv->config.sinks, dropped = kv->dropped, end = kv->length + dropped;
+    if (asked > end) return rl_fail(err, RL_ERR_ARG, "cannot rewind to %zu tokens, the cache holds %zu", asked, end);
+    bool to_sinks = dropped && asked <= sinks;
+    size_t n = to_sinks ? asked : asked - dropped, evicted_at = dropped + kv->config.n_ctx - RL_PAGE_TOKENS;
+    if (dropped && !to_sinks && asked < evicted_at)
+        return rl_fail(err, RL_ERR_ARG,
+                       "cannot rewind to %zu tokens: positions %zu to %zu were evicted when there were %zu, which is "
+                       "the least (or at most the %zu sinks)",
+                       asked, sinks, sinks + dropped, evicted_at, sinks);
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         size_t first = rl_kv_first(kv, i), w = kv->config.layers[i].window;
         if (!w || !first || n == kv->length || n == 0) continue;
@@ -257,9 +264,10 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err) {
             return rl_fail(err, RL_ERR_ARG,
                            "cannot rewind to %zu tokens: layer %zu (window %zu) holds positions from %zu on, so %zu is "
                            "the least (or 0)",
-                           n, i, w, first, least);
+                           asked, i, w, first + dropped, least + dropped);
     }
     if (n == kv->length) return RL_OK;
+    if (to_sinks) rl_kv_forget_evicted(kv);
     size_t keep = (n + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         rl_kv_layer *l = &kv->layers[i];
@@ -277,6 +285,7 @@ rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err) {
     size_t full = kv->length / RL_PAGE_TOKENS, end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     copy->length = kv->length;
     copy->stale = kv->stale;
+    copy->dropped = kv->dropped;
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         const rl_kv_layer *from = &kv->layers[i];
         rl_kv_layer *to = &copy->layers[i];
@@ -294,6 +303,10 @@ rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err) {
                 memcpy(to->slots[p].data, from->slots[p].data, to->page_bytes);
             }
             to->n_pages = p + 1;
+        }
+        for (size_t p = 0; rl_kv_has_originals(kv, i) && p < kv->config.sinks / RL_PAGE_TOKENS; p++) {
+            to->originals[p] = from->originals[p];
+            rl_page_hold(&to->originals[p]);
         }
     }
     *out = copy;

@@ -182,6 +182,19 @@ void rl_kv_zero_tail(const rl_kv_layer *l, uint8_t *page, size_t t0) {
         }
 }
 
+void rl_kv_turn_page(const rl_kv *kv, size_t layer, uint8_t *page, rl_kv_turn_fn turn, void *arg) {
+    const rl_attn_side *s = &kv->layers[layer].k;
+    float k[RL_ATTN_MAX_DIM];
+    for (size_t t = 0; t < RL_PAGE_TOKENS; t++)
+        for (size_t h = 0; h < s->n_head; h++) {
+            load_row(s, false, page, h, t, k);
+            if (kv->config.rotate) rl_hadamard(k, s->dim);
+            turn(arg, layer, k);
+            if (kv->config.rotate) rl_hadamard(k, s->dim);
+            store_row(s, false, page, h, t, k);
+        }
+}
+
 rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_t p0, size_t p1, float *out,
                      rl_err *err) {
     if (layer >= kv->config.n_layer)

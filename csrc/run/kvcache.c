@@ -50,7 +50,8 @@ void rl_kv_geometry(const rl_kv_config *c, size_t layer, rl_kv_layer *out) {
     if (l->window && l->window < c->n_ctx && c->window_slack < c->n_ctx - l->window)
         held = l->window + c->window_slack + RL_PAGE_TOKENS;
     if (held > c->n_ctx) held = c->n_ctx;
-    out->capacity = (held + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
+    // Sinks lie there twice once they have been turned, and a third time while they are turned again.
+    out->capacity = (held + 2 * c->sinks + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
 }
 
 rl_status rl_kv_check_config(const rl_kv_config *c, rl_err *err) {
@@ -62,6 +63,7 @@ rl_status rl_kv_check_config(const rl_kv_config *c, rl_err *err) {
         return rl_fail(err, RL_ERR_ARG, "unknown type or layout of a KV cache");
     if (c->rotate && c->type_k != RL_KV_Q8_0)
         return rl_fail(err, RL_ERR_ARG, "rotate is for a q8_0 K cache, this one is %s", type_name(c->type_k));
+    RL_TRY(rl_kv_check_evict(c, err));
     size_t total = 0, pages = 0;
     for (size_t i = 0; i < c->n_layer; i++) {
         const rl_kv_layer_config *l = &c->layers[i];
@@ -111,8 +113,11 @@ rl_status rl_kv_create(rl_kv **out, const rl_kv_config *c, rl_err *err) {
     kv->n_slots = (c->n_ctx + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < c->n_layer; i++) {
         rl_kv_geometry(c, i, &kv->layers[i]);
-        kv->layers[i].slots = calloc(kv->n_slots, sizeof(rl_slot));
+        size_t sinks = c->sinks / RL_PAGE_TOKENS;
+        kv->layers[i].slots = calloc(kv->n_slots + 2 * sinks, sizeof(rl_slot));
         if (!kv->layers[i].slots) goto nomem;
+        kv->layers[i].originals = kv->layers[i].slots + kv->n_slots;
+        kv->layers[i].spares = kv->layers[i].originals + sinks;
     }
     rl_status st = rl_arena_create(&kv->arena, kv, err);
     if (st != RL_OK) {
@@ -133,6 +138,7 @@ void rl_kv_free(rl_kv *kv) {
             rl_kv_layer *l = &kv->layers[i];
             if (!l->slots) continue;
             for (size_t p = l->first; p < l->n_pages; p++) rl_page_release(&l->slots[p]);
+            for (size_t p = 0; p < 2 * kv->config.sinks / RL_PAGE_TOKENS; p++) rl_page_release(&l->originals[p]);
             free(l->slots);
         }
     if (kv->arena) rl_arena_close(kv->arena);
@@ -153,7 +159,9 @@ const rl_kv_config *rl_kv_config_of(const rl_kv *kv) {
 size_t rl_kv_bytes_in_use(const rl_kv *kv) {
     size_t n = 0;
     for (size_t i = 0; i < kv->config.n_layer; i++)
-        n += (kv->layers[i].n_pages - kv->layers[i].first) * kv->layers[i].page_bytes;
+        n += (kv->layers[i].n_pages - kv->layers[i].first +
+              (rl_kv_has_originals(kv, i) ? kv->config.sinks / RL_PAGE_TOKENS : 0)) *
+             kv->layers[i].page_bytes;
     return n;
 }
 

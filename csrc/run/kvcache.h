@@ -11,6 +11,7 @@
 #include "kernels/api.h"
 
 #define RL_PAGE_TOKENS 64
+#define RL_KV_MAX_POSITIONS ((size_t)1 << 31) // of a sequence, those that were evicted among them
 
 typedef enum rl_kv_type { RL_KV_F32, RL_KV_F16, RL_KV_Q8_0 } rl_kv_type;
 // tile: made for the kernels (default); token: (token, head, dim); head: (head, token, dim) inside a page
@@ -29,6 +30,10 @@ typedef struct rl_kv_config {
     rl_kv_layout layout;
     bool rotate;         // Walsh-Hadamard rotation of K (and of q on reading); only with a q8_0 K
     size_t window_slack; // tokens kept beyond a window, at least the largest batch written at once
+    // What is full may drop its oldest page behind the first `sinks` tokens (rl_kv_evict). n_ctx and sinks are
+    // multiples of the page then, and the n_ctx - sinks - 64 latest tokens always stay.
+    bool evict;
+    size_t sinks;
 } rl_kv_config;
 
 typedef struct rl_kv rl_kv;
@@ -58,8 +63,17 @@ void rl_kv_write(rl_kv *kv, const rl_dispatch *d, size_t layer, size_t pos0, siz
 void rl_kv_prefetch(const rl_kv *kv, size_t layer, size_t length, int ith, int nth);
 /// Advances the length by n after all layers have been written; drops pages that no window needs.
 void rl_kv_commit(rl_kv *kv, size_t n);
-/// Shortens to n tokens. Beyond what windowed layers still hold: RL_ERR_ARG naming the least n and the asked
-/// one.
+/// Tokens that evict has dropped. The cache then holds positions 0 .. sinks and sinks + dropped .. length + dropped of
+/// the sequence, one after the other; every other function counts positions inside the cache.
+size_t rl_kv_dropped(const rl_kv *kv);
+/// Tokens that fit before the cache is full; of a full one that may evict, those of a page.
+size_t rl_kv_room(const rl_kv *kv);
+/// Drops the oldest page behind the sinks of a full cache. turn is called with each key of the sinks (dim_k values, as
+/// written) to turn it by dropped + 64 positions.
+typedef void (*rl_kv_turn_fn)(void *arg, size_t layer, float *k);
+rl_status rl_kv_evict(rl_kv *kv, rl_kv_turn_fn turn, void *arg, rl_err *err);
+/// Shortens to n tokens of the sequence (with those dropped). Beyond what windowed layers still hold, or behind the
+/// last eviction: RL_ERR_ARG naming the least n and the asked one. Up to the sinks everything is there.
 rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err);
 /// First position that `layer` still holds.
 size_t rl_kv_first(const rl_kv *kv, size_t layer);

@@ -9,7 +9,23 @@ static size_t n_ctx_of(const rl_session *s) {
 }
 
 size_t rl_session_length(const rl_session *s) {
-    return rl_kv_length(s->kv);
+    return rl_kv_length(s->kv) + rl_kv_dropped(s->kv);
+}
+
+static bool evicts(const rl_session *s) {
+    return rl_kv_config_of(s->kv)->evict;
+}
+
+static size_t most_tokens(const rl_session *s) {
+    return evicts(s) ? RL_KV_MAX_POSITIONS : n_ctx_of(s);
+}
+
+size_t rl_session_room(const rl_session *s) {
+    return most_tokens(s) - rl_session_length(s);
+}
+
+size_t rl_session_step_room(const rl_session *s) {
+    return rl_kv_room(s->kv);
 }
 
 // A session without a cache yet.
@@ -80,7 +96,7 @@ static void consume_shifted(void *arg, int ith, int nth, float *logits, size_t r
 }
 
 static rl_status check_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
-    size_t have = rl_session_length(s), n_ctx = n_ctx_of(s);
+    size_t have = rl_session_length(s), n_ctx = most_tokens(s);
     uint32_t vocab = rl_engine_model(s->engine)->hp.n_vocab;
     if (!ev->n_tok) return rl_fail(err, RL_ERR_ARG, "no tokens to evaluate");
     RL_TRY(rl_gguf_intact(rl_engine_model(s->engine)->file, err));
@@ -105,9 +121,29 @@ static rl_status check_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
     return RL_OK;
 }
 
+// Room in the history for so many tokens.
+static rl_status grow_tokens(rl_session *s, size_t need, rl_err *err) {
+    size_t cap = s->cap * 2 > need ? s->cap * 2 : need;
+    if (need <= s->cap) return RL_OK;
+    int32_t *more = realloc(s->tokens, cap * sizeof *more); // below RL_KV_MAX_POSITIONS, twice
+    if (!more) return rl_fail(err, RL_ERR_NOMEM, "no memory for a history of %zu tokens", need);
+    s->tokens = more;
+    s->cap = cap;
+    return RL_OK;
+}
+
+// Before n tokens are evaluated: a place in the history, and of a full cache that evicts, the oldest page goes.
+static rl_status make_room(rl_session *s, size_t n, rl_err *err) {
+    RL_TRY(grow_tokens(s, rl_session_length(s) + n, err));
+    if (!evicts(s) || rl_kv_length(s->kv) < n_ctx_of(s)) return RL_OK;
+    return rl_engine_evict(s->engine, s->kv, err);
+}
+
 static rl_status eval_chunk(rl_session *s, const rl_eval *ev, size_t at, size_t n, size_t *row0, uint32_t *rows,
                             rl_err *err) {
-    size_t have = rl_session_length(s), vocab = rl_engine_model(s->engine)->hp.n_vocab, n_out = 0;
+    RL_TRY(make_room(s, n, err));
+    size_t have = rl_kv_length(s->kv), past = rl_session_length(s);
+    size_t vocab = rl_engine_model(s->engine)->hp.n_vocab, n_out = 0;
     for (size_t r = *row0; r < ev->n_out; r++) {
         size_t tok = ev->first + r * ev->step;
         if (tok >= at + n) break;
@@ -134,7 +170,7 @@ static rl_status eval_chunk(rl_session *s, const rl_eval *ev, size_t at, size_t 
     RL_TRY(rl_kv_reserve(s->kv, n, err));
     RL_TRY(rl_engine_step(s->engine, &step, err));
     rl_kv_commit(s->kv, n);
-    memcpy(s->tokens + have, ev->tokens + at, n * sizeof *s->tokens);
+    memcpy(s->tokens + past, ev->tokens + at, n * sizeof *s->tokens);
     *row0 += n_out;
     return RL_OK;
 }
@@ -146,8 +182,10 @@ rl_status rl_session_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
     if (ev->n_tok > 1 && !(rows = malloc((ev->n_tok < n_batch ? ev->n_tok : n_batch) * sizeof *rows)))
         return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu row numbers", ev->n_tok);
     rl_status status = RL_OK;
-    for (size_t at = 0; at < ev->n_tok && status == RL_OK; at += n_batch) {
-        size_t n = ev->n_tok - at < n_batch ? ev->n_tok - at : n_batch;
+    for (size_t at = 0, n; at < ev->n_tok && status == RL_OK; at += n) {
+        n = ev->n_tok - at < n_batch ? ev->n_tok - at : n_batch;
+        // A chunk ends where a page goes: what a token attends to does not depend on how a text was cut.
+        if (n > rl_kv_room(s->kv)) n = rl_kv_room(s->kv);
         status = eval_chunk(s, ev, at, n, &row0, rows, err);
     }
     if (rows != &one_row) free(rows);
@@ -166,11 +204,18 @@ rl_status rl_session_step_many(rl_session *const *s, size_t n_sessions, const in
     if (!segments || !rows) status = rl_fail(err, RL_ERR_NOMEM, "no memory for a step of %zu sequences", n_sessions);
     for (size_t i = 0; i < n_sessions && status == RL_OK; i++) {
         rl_eval one = {.tokens = tokens + total, .n_tok = n[i]};
+        total += n[i];
         if (s[i]->engine != s[0]->engine)
             status = rl_fail(err, RL_ERR_ARG, "sequence %zu belongs to another engine", i);
-        else if ((status = check_eval(s[i], &one, err)) == RL_OK)
-            status = rl_kv_reserve(s[i]->kv, n[i], err);
-        segments[i] = (rl_segment){.kv = s[i]->kv, .pos0 = rl_session_length(s[i]), .tok0 = total, .n_tok = n[i]};
+        else if ((status = check_eval(s[i], &one, err)) == RL_OK && n[i] > rl_kv_room(s[i]->kv))
+            status = rl_fail(err, RL_ERR_ARG,
+                             "sequence %zu takes at most %zu tokens in this step, not %zu: then a page is evicted", i,
+                             rl_kv_room(s[i]->kv), n[i]);
+    }
+    total = 0;
+    for (size_t i = 0; i < n_sessions && status == RL_OK; i++) {
+        if ((status = make_room(s[i], n[i], err)) == RL_OK) status = rl_kv_reserve(s[i]->kv, n[i], err);
+        segments[i] = (rl_segment){.kv = s[i]->kv, .pos0 = rl_kv_length(s[i]->kv), .tok0 = total, .n_tok = n[i]};
         total += n[i];
         rows[i] = (uint32_t)total - 1;
     }
@@ -187,7 +232,7 @@ rl_status rl_session_step_many(rl_session *const *s, size_t n_sessions, const in
         status = rl_engine_step(s[0]->engine, &step, err);
     }
     for (size_t i = 0; i < n_sessions && status == RL_OK; i++) {
-        memcpy(s[i]->tokens + segments[i].pos0, tokens + segments[i].tok0, n[i] * sizeof *tokens);
+        memcpy(s[i]->tokens + rl_session_length(s[i]), tokens + segments[i].tok0, n[i] * sizeof *tokens);
         rl_kv_commit(s[i]->kv, n[i]);
     }
     free(segments);
@@ -219,7 +264,7 @@ static uint64_t sample_of(const rl_gguf *file) {
 static header header_of(const rl_session *s) {
     const rl_model *m = rl_engine_model(s->engine);
     header h = {.magic = "rooflms",
-                .version = 2,
+                .version = 3,
                 .n_layer = m->hp.n_layer,
                 .n_embd = m->hp.n_embd,
                 .n_vocab = m->hp.n_vocab,
@@ -237,6 +282,21 @@ rl_status rl_session_save(const rl_session *s, rl_write_fn write, void *arg, rl_
     return rl_kv_save(s->kv, write, arg, err);
 }
 
+// In pieces, so that a damaged header allocates no more than the file has.
+static rl_status read_tokens(int32_t **out, size_t n, rl_read_fn read, void *arg, rl_err *err) {
+    const size_t piece = 65536;
+    for (size_t have = 0; have < n || !*out;) {
+        size_t more = n - have < piece ? n - have : piece;
+        int32_t *grown = realloc(*out, (have + more + 1) * sizeof *grown);
+        if (!grown) return rl_fail(err, RL_ERR_NOMEM, "no memory for %zu tokens", n);
+        *out = grown;
+        if (!read(arg, grown + have, more * sizeof *grown))
+            return rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its tokens");
+        have += more;
+    }
+    return RL_OK;
+}
+
 rl_status rl_session_load(rl_session *s, rl_read_fn read, void *arg, rl_err *err) {
     RL_TRY(rl_gguf_intact(rl_engine_model(s->engine)->file, err));
     header mine = header_of(s), h;
@@ -246,24 +306,22 @@ rl_status rl_session_load(rl_session *s, rl_read_fn read, void *arg, rl_err *err
     if (h.n_layer != mine.n_layer || h.n_embd != mine.n_embd || h.n_vocab != mine.n_vocab ||
         h.weight_bytes != mine.weight_bytes || h.weight_sample != mine.weight_sample)
         return rl_fail(err, RL_ERR_FORMAT, "the state was saved with another model");
-    if (h.n_tokens > n_ctx_of(s)) {
+    if (h.n_tokens > most_tokens(s)) {
         rl_fail(err, RL_ERR_CONTEXT_FULL, "the saved state has %llu tokens and n_ctx is %zu",
-                (unsigned long long)h.n_tokens, n_ctx_of(s));
+                (unsigned long long)h.n_tokens, most_tokens(s));
         if (err) {
-            err->limit = n_ctx_of(s);
+            err->limit = most_tokens(s);
             err->needed = h.n_tokens;
         }
         return RL_ERR_CONTEXT_FULL;
     }
-    int32_t *tokens = malloc((h.n_tokens ? h.n_tokens : 1) * sizeof *tokens);
-    if (!tokens) return rl_fail(err, RL_ERR_NOMEM, "no memory for %llu tokens", (unsigned long long)h.n_tokens);
-    rl_status status = RL_OK;
-    if (!read(arg, tokens, h.n_tokens * sizeof *tokens))
-        status = rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its tokens");
+    int32_t *tokens = NULL;
+    rl_status status = read_tokens(&tokens, h.n_tokens, read, arg, err);
     for (size_t i = 0; i < h.n_tokens && status == RL_OK; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= mine.n_vocab)
             status = rl_fail(err, RL_ERR_FORMAT, "token %zu of the saved state is %d: ids are 0 to %u", i,
                              (int)tokens[i], mine.n_vocab - 1);
+    if (status == RL_OK) status = grow_tokens(s, h.n_tokens, err);
     if (status == RL_OK) status = rl_kv_load(s->kv, read, arg, err);
     if (status == RL_OK && rl_session_length(s) != h.n_tokens) {
         status = rl_fail(err, RL_ERR_FORMAT, "the saved state has %llu tokens and a cache of %zu",

@@ -9,7 +9,7 @@
 typedef struct rl_session {
     rl_engine *engine;
     rl_kv *kv;
-    int32_t *tokens; // history, rl_kv_length(kv) of them
+    int32_t *tokens; // history, rl_session_length of them; grows beyond n_ctx where the cache evicts
     size_t cap;
     float *block; // RL_HEAD_BLOCK x n_vocab, made on the first call that streams logits
 } rl_session;
@@ -18,7 +18,11 @@ rl_status rl_session_create(rl_session **out, rl_engine *engine, rl_err *err);
 void rl_session_free(rl_session *s);
 /// A second session at the same position that shares full pages and the engine.
 rl_status rl_session_fork(const rl_session *s, rl_session **out, rl_err *err);
-size_t rl_session_length(const rl_session *s);
+size_t rl_session_length(const rl_session *s); // with the tokens that were evicted
+/// Tokens that may come: SIZE_MAX where the cache evicts.
+size_t rl_session_room(const rl_session *s);
+/// Most tokens of one step: of an evicting session those before the next page goes.
+size_t rl_session_step_room(const rl_session *s);
 rl_status rl_session_rewind(rl_session *s, size_t n, rl_err *err);
 
 typedef struct rl_eval {

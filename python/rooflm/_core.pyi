@@ -391,6 +391,7 @@ class Session:
         rules: Optional[list[tuple[str, str]]] = None,
         window: int = 0,
         int8_single: Optional[list[tuple[str, int]]] = None,
+        sinks: int = -1,
     ) -> None: ...
     model: Model
     n_past: int
@@ -400,6 +401,9 @@ class Session:
     scratch_nbytes: int
     scratch_used_nbytes: int
     kv_nbytes: int
+    evicted: int
+    room: int
+    _step_room: int
     compute: str
     kv_type: str
     isa: str

@@ -70,7 +70,7 @@ class BatchSequence:
         self._pending = np.array([token], np.int32)
         if len(self.ids) >= self.max_tokens:
             self.stop_reason = "length"
-        elif self.n_past + 1 > self._batch.n_ctx:
+        elif self._core is not None and not self._core.room:
             self.stop_reason = "context"
 
 
@@ -122,7 +122,7 @@ class Batch(Closing):
             ids = np.concatenate([like._pending, ids]).astype(np.int32)
         if not len(ids):
             raise ValueError("the prompt is empty")
-        if core.n_past + len(ids) > self.n_ctx:
+        if len(ids) > core.room:
             e = _core.ContextFull(
                 f"the prompt needs {core.n_past + len(ids)} positions, and n_ctx is {self.n_ctx}; make the batch with "
                 "a larger n_ctx"
@@ -152,7 +152,8 @@ class Batch(Closing):
         parts: list[np.ndarray] = []
         room = self.n_batch
         for s in sorted(self.running, key=lambda s: len(s._pending) > 1):
-            take = min(len(s._pending), room)
+            step_room = s._core._step_room if s._core is not None else 0
+            take = min(len(s._pending), room, step_room)
             if take:
                 chosen.append(s)
                 parts.append(s._pending[:take])

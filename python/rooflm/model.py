@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence, 
 
 import numpy as np
 
-from rooflm import _core, residency
+from rooflm import _core, _eviction, residency
 from rooflm._auto import decide
 from rooflm._blas import find_openblas
 from rooflm._closing import Closing
@@ -122,6 +122,7 @@ class Model:
         isa: Optional[str] = None,
         blas: Optional[str] = None,
         window: Optional[int] = None,
+        evict: Optional[str] = None,
     ) -> Session:
         """A new, empty session.
 
@@ -141,6 +142,9 @@ class Model:
         blas       "openblas" or the path of one: it multiplies prompts, as a baseline for compute="f32" (install
                    rooflm[blas], or the system's); see Session.blas for what was found
         window     no layer attends further back than this many tokens; default the file's own windows
+        evict      "64+960": the talk may go on for ever, and the cache keeps the first 64 and at least the latest 960
+                   positions (64 more at most), see docs/session.md; multiples of 64. n_ctx is then what the cache
+                   holds. Default None: nothing is ever dropped, a full context is ContextFull
         """
         return Session(
             self,
@@ -156,6 +160,7 @@ class Model:
             isa=isa,
             blas=blas,
             window=window,
+            evict=evict,
         )
 
     def batch(self, **options: Any) -> Batch:
@@ -218,7 +223,14 @@ class Session(Closing):
         isa: Optional[str] = None,
         blas: Optional[str] = None,
         window: Optional[int] = None,
+        evict: Optional[str] = None,
     ) -> None:
+        kept = None if evict is None else _eviction.parse(evict)
+        if kept is not None:
+            if n_ctx is not None and n_ctx < kept.n_ctx:
+                raise ValueError(f"n_ctx={n_ctx}: evict={evict!r} needs {kept.n_ctx} positions, or no n_ctx")
+            n_ctx = kept.n_ctx
+        self.evict = None if kept is None else str(kept)  #: what the cache keeps, such as "64+960"; None: everything
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
         for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch)):
@@ -254,6 +266,7 @@ class Session(Closing):
             blas=find_openblas(blas),
             rules=rules,
             window=window or 0,
+            sinks=-1 if kept is None else kept.sinks,
             int8_single=[(c["type"], c["cols"]) for c in self.auto["matrices"] if c["compute"] == "int8"]
             if self.auto
             else None,
@@ -279,7 +292,7 @@ class Session(Closing):
     # ---- facts ----
 
     n_ctx = property(lambda self: self._c.n_ctx, doc="Positions this session can hold.")
-    n_past = property(lambda self: self._c.n_past, doc="Positions it holds.")
+    n_past = property(lambda self: self._c.n_past, doc="Positions of the text so far, with those evicted.")
     n_threads = property(lambda self: self._c.n_threads, doc="Threads in use.")
     placement = property(
         lambda self: self._c.placement, doc="Why so many threads, the CPUs they are pinned to, and where they last ran."
@@ -289,6 +302,16 @@ class Session(Closing):
     kv_type = property(lambda self: self._c.kv_type, doc='Type of the cache, "q8_0/f16" where K and V differ.')
     tokens = property(lambda self: self._c.tokens, doc="The ids evaluated so far.")
     kv = property(lambda self: self._c.kv, doc="The cache by layer: kv[3].k(), kv[3].v().")
+
+    @property
+    def held(self) -> list[list[int]]:
+        """Positions that the cache holds, as [first, end) ranges: [[0, n_past]], or with evict= the sinks and what is
+        recent. Layers with a sliding window hold less, see kv[i].first."""
+        n, evicted = self.n_past, self._c.evicted
+        if not evicted:
+            return [[0, n]]
+        sinks = _eviction.parse(self.evict or "").sinks
+        return [[first, end] for first, end in ([0, sinks], [sinks + evicted, n]) if end > first]
 
     blas = property(lambda self: self._c.blas, doc="The OpenBLAS that multiplies prompts or None.")
     isa = property(lambda self: self._c.isa, doc="Best instruction-set tier in use.")
@@ -337,7 +360,7 @@ class Session(Closing):
         if not self._pending:
             return
         both = np.concatenate([np.asarray(self._pending, np.int32), coming])
-        if self.n_past + len(both) <= self.n_ctx:
+        if len(both) <= self._c.room:
             both = both[: len(self._pending)]
         self._c.eval(both, logits="none")  # without room for both: ContextFull, before anything has changed
         self._pending.clear()
@@ -381,8 +404,8 @@ class Session(Closing):
         return n
 
     def rewind(self, n: int) -> None:
-        """Forgets all but the first n positions. A sliding window that no longer holds what would be needed is an
-        error that gives both numbers."""
+        """Forgets all but the first n positions. A sliding window that no longer holds what would be needed, and a
+        place before the last eviction and behind the sinks, is an error that gives the numbers."""
         self._c.rewind(n)
         self._pending.clear()
 
@@ -391,6 +414,7 @@ class Session(Closing):
         twin = object.__new__(type(self))
         twin.model = self.model
         twin.auto = self.auto
+        twin.evict = self.evict
         twin._open = self._c.fork()
         twin._pending = list(self._pending)
         twin._capture = None
@@ -400,7 +424,7 @@ class Session(Closing):
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes tokens and cache to a file. A token that generate() sampled last is evaluated first, so that whoever
         loads the file goes on from the whole text."""
-        if self._pending and self.n_past + len(self._pending) <= self.n_ctx:
+        if self._pending and len(self._pending) <= self._c.room:
             self._c.eval(np.asarray(self._pending, np.int32), logits="none")
             self._pending.clear()
         self._c.save(path)
@@ -548,8 +572,12 @@ class Session(Closing):
     def __repr__(self) -> str:
         if self._open is None:
             return "<Session, closed>"
+        past = f"{self.n_past} of {self.n_ctx} positions"
+        if self.evict is not None:
+            held = " and ".join(f"{first} to {end - 1}" for first, end in self.held if end > first) or "none"
+            past = f"{self.n_past} positions, holds {held} (evict {self.evict})"
         return (
-            f"<Session {self.n_past} of {self.n_ctx} positions, kv {self.kv_type}, "
+            f"<Session {past}, kv {self.kv_type}, "
             f"compute {self.compute}, {self.n_threads} threads>"
         )
 
