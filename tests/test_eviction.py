@@ -115,7 +115,7 @@ def test_a_long_talk_keeps_its_memory_and_its_keys(llama):
             s.eval(ids[i : i + 64], logits="none")
             held.append(s.kv_nbytes)
         assert len(set(held)) == 1
-        assert s.n_past == len(ids) and s._c.evicted == 64 * 200
+        assert s.n_past == len(ids) and s.evicted == 64 * 200
         turned = s.kv[1].k()[:64]
     angle = 64 * 200 * 10000.0 ** (-np.arange(0, 24, 2) / 24)
     a, b = first[..., 0::2], first[..., 1::2]
@@ -149,9 +149,9 @@ def test_what_is_held_shows(llama, tokens):
     with session(llama, kv="f16") as s:
         assert s.evict == EVICT and s.n_ctx == 256
         s.eval(tokens[:256], logits="none")
-        assert s.held == [[0, 256]] and s._c.evicted == 0
+        assert s.held == [[0, 256]] and s.evicted == 0
         s.eval(tokens[256:300], logits="none")
-        assert s.held == [[0, 64], [128, 300]] and s.n_past == 300 and s._c.evicted == 64
+        assert s.held == [[0, 64], [128, 300]] and s.n_past == 300 and s.evicted == 64
         np.testing.assert_array_equal(s.tokens, tokens[:300])
         pages = s.kv[0].pages
         assert [p.position for p in pages] == [0, 128, 192, 256] and [p.n_tokens for p in pages] == [64, 64, 64, 44]
@@ -216,7 +216,7 @@ def test_rewind(llama, tokens, right):
         assert s.n_past == N and s.held == [[0, 64], [448, N]]
         for n in (64, 40, 0):
             s.rewind(n)
-            assert s.n_past == n and s.held == [[0, n]] and s._c.evicted == 0
+            assert s.n_past == n and s.held == [[0, n]] and s.evicted == 0
             assert error(run(s, tokens[n:], 90), right(llama)[n:]) < 2e-5
 
 
@@ -296,6 +296,17 @@ def test_generation_goes_beyond_the_cache(llama):
     assert drafted.ids == plain.ids
 
 
+def test_a_conversation_goes_on_from_all_that_was_said(llama):
+    """A chat finds what it has in common with the whole history, not with what is left of it."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    said = "a b c d e f g h " * 40
+    with session(llama) as s:
+        first = s.chat([{"role": "user", "content": said}], max_tokens=0, template=template).run()
+        assert s.n_past == len(first.prompt_ids) > 256 and s.evicted
+        second = s.chat([{"role": "user", "content": said + "i j"}], max_tokens=0, template=template).run()
+        assert len(second.prompt_ids) < 8
+
+
 def test_a_batch_evicts_as_sessions_do(llama, tokens):
     """Prompts longer than the cache, and sequences of other lengths beside them."""
     options = {"kv": "f32", "compute": "f32", "n_threads": 1, "evict": EVICT}
@@ -319,6 +330,18 @@ def test_interrupted_evaluations_leave_what_there_was(llama, tokens, right):
             s.eval(np.array([1, 2, 10**6], np.int32))
         assert s.held == [[0, 256]]
         assert error(run(s, tokens[256:], 90), right(llama)[256:]) < 2e-5
+
+
+def test_compare_measures_the_loss(llama, tokens):
+    """Nothing where nothing is evicted, and what the full cache loses where something is."""
+    result = rooflm.compare(
+        rooflm.Model(llama), None, tokens, ctx=400, compute="f32", n_threads=1, evict=[None, "64+192", "0+64"]
+    )
+    same, little, much = result
+    assert same.to_dict()["kl_mean"] == 0 and little.setting.options["evict"] == "64+192"
+    assert 0 < little.to_dict()["kl_mean"] < much.to_dict()["kl_mean"]
+    assert (little.kl == 0).any(), "positions before the first eviction are the same"
+    assert "evict 0+64" in repr(result)
 
 
 # ---- what is refused ----
@@ -357,3 +380,15 @@ def test_a_window_that_would_lose_its_middle_is_refused(gemma, llama):
         session(gemma, "64+64")
     with pytest.raises(ValueError, match="window of 200 tokens"):
         session(llama, window=200)
+
+
+def test_a_turn_keeps_the_length_of_a_key(tmp_path, tokens):
+    """YaRN scales cosines and sines; what has been scaled once is not scaled again."""
+    keys = {".rope.scaling.type": "yarn", ".rope.scaling.factor": 8.0, ".rope.scaling.original_context_length": 64}
+    with session(tiny_model(tmp_path / "yarn.gguf", n_ctx=512, metadata=keys)) as s:
+        s.eval(tokens[:256], logits="none")
+        before = s.kv[1].k()[:64]
+        s.eval(tokens[256:], logits="none")
+        after = s.kv[1].k()[:64]
+    assert np.abs(after - before).max() > 0.1
+    np.testing.assert_allclose(np.linalg.norm(after, axis=-1), np.linalg.norm(before, axis=-1), rtol=1e-5)

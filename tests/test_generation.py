@@ -48,6 +48,10 @@ class Script:
         self._pending, self.calls = [], 0
         self.tokens, self.repeat_penalty, self.histories = [7], 1.0, []
 
+    @property
+    def room(self):
+        return self.n_ctx - self.n_past
+
     def _evaluate(self, ids, out=None):
         if self.fail_at == self.calls:
             raise KeyboardInterrupt

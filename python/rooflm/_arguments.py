@@ -63,6 +63,9 @@ def session_arguments(p: argparse.ArgumentParser, compute: str, kv: str) -> None
 def generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
     p.add_argument("-n", type=natural, default=n, metavar="TOKENS", help=f"most tokens to generate (default {n})")
     p.add_argument("--ctx", type=positive, help="positions of the session (default the model's own, at most 4096)")
+    p.add_argument(
+        "--evict", metavar="S+R", help="no end of context: keep the first S and the latest R positions, such as 64+960"
+    )
     p.add_argument("--temp", type=float, default=0.0, help="temperature; 0, the default, takes the likeliest token")
     p.add_argument("--top-k", type=natural, help="keep the k likeliest tokens (default 40, 0 for all)")
     p.add_argument("--top-p", type=float, help="keep the likeliest up to this probability (default 0.95)")

@@ -130,6 +130,7 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
         "compute": args.compute,
         "cpus": args.cpus,
         "kernel": args.kernel,
+        "evict": args.evict,
     }
     return {k: v for k, v in options.items() if v is not None}
 
@@ -201,8 +202,8 @@ def _closing_line(generation: Any) -> str:
 
 def _say_when_full(generation: Any, session: Any) -> None:
     if generation.stop_reason == "context":
-        print(f"rooflm: ended because the context of {session.n_ctx} positions is full; --ctx makes it larger",
-              file=sys.stderr)  # fmt: skip
+        print(f"rooflm: ended because the context of {session.n_ctx} positions is full; --ctx makes it larger, "
+              "--evict goes on without the oldest", file=sys.stderr)  # fmt: skip
 
 
 @contextmanager

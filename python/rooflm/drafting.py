@@ -96,7 +96,7 @@ class DraftModel:
 
     def propose(self, tokens: Sequence[int], n: int) -> Sequence[int]:
         session, ids = self.session, np.asarray(tokens, np.int32)
-        n = min(n, session._c.room + session.n_past - len(ids) + 1)  # the last id proposed is not evaluated
+        n = min(n, session.room + session.n_past - len(ids) + 1)  # the last id proposed is not evaluated
         if n < 1:
             return []
         guesses: list[int] = []

@@ -139,7 +139,7 @@ class Generation:
                     held = held[ready:]
                 if len(self._ids) >= self._max_tokens:
                     self._stop_reason = "length"
-                elif not session._c.room:
+                elif not session.room:
                     self._stop_reason = "context"
                 else:
                     proposed = self._propose(seen)
@@ -168,7 +168,7 @@ class Generation:
         if self.draft is None:
             return []
         session = self._session
-        room = min(self._n_draft, self._max_tokens - len(self._ids) - 1, session._c.room - 1)
+        room = min(self._n_draft, self._max_tokens - len(self._ids) - 1, session.room - 1)
         if room < 1:
             return []
         with stage(session, "draft"):

@@ -293,6 +293,8 @@ class Session(Closing):
 
     n_ctx = property(lambda self: self._c.n_ctx, doc="Positions this session can hold.")
     n_past = property(lambda self: self._c.n_past, doc="Positions of the text so far, with those evicted.")
+    room = property(lambda self: self._c.room, doc="Positions that may come; with evict= the talk is not bounded by n_ctx.")
+    evicted = property(lambda self: self._c.evicted, doc="Positions dropped behind the sinks, see held.")
     n_threads = property(lambda self: self._c.n_threads, doc="Threads in use.")
     placement = property(
         lambda self: self._c.placement, doc="Why so many threads, the CPUs they are pinned to, and where they last ran."
@@ -307,7 +309,7 @@ class Session(Closing):
     def held(self) -> list[list[int]]:
         """Positions that the cache holds, as [first, end) ranges: [[0, n_past]], or with evict= the sinks and what is
         recent. Layers with a sliding window hold less, see kv[i].first."""
-        n, evicted = self.n_past, self._c.evicted
+        n, evicted = self.n_past, self.evicted
         if not evicted:
             return [[0, n]]
         sinks = _eviction.parse(self.evict or "").sinks
@@ -360,7 +362,7 @@ class Session(Closing):
         if not self._pending:
             return
         both = np.concatenate([np.asarray(self._pending, np.int32), coming])
-        if len(both) <= self._c.room:
+        if len(both) <= self.room:
             both = both[: len(self._pending)]
         self._c.eval(both, logits="none")  # without room for both: ContextFull, before anything has changed
         self._pending.clear()
@@ -424,7 +426,7 @@ class Session(Closing):
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes tokens and cache to a file. A token that generate() sampled last is evaluated first, so that whoever
         loads the file goes on from the whole text."""
-        if self._pending and len(self._pending) <= self._c.room:
+        if self._pending and len(self._pending) <= self.room:
             self._c.eval(np.asarray(self._pending, np.int32), logits="none")
             self._pending.clear()
         self._c.save(path)

@@ -21,6 +21,7 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--ref-compute", choices=COMPUTE, help="of the reference alone; default as --compute")
     p.add_argument("--ref-kv", help="of the reference alone; default as --kv")
     p.add_argument("--window", type=positive, help="of the models: attend to no more than so many tokens")
+    p.add_argument("--evict", metavar="S+R", help="of the models: keep the first S and latest R tokens, such as 64+448")
     p.add_argument("--rope-base", type=float, help="of the models: another base for RoPE")
     _threads(p)
     plot_argument(p, "KL by position, or of each model")

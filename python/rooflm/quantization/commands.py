@@ -33,7 +33,8 @@ def compare(args: argparse.Namespace) -> int:
         own["compute"] = compute
     if args.ref_kv and isinstance(kv, str):
         own["kv"] = kv
-    own.update({k: v for k, v in (("window", args.window), ("rope_base", args.rope_base)) if v is not None})
+    changed = (("window", args.window), ("evict", args.evict), ("rope_base", args.rope_base))
+    own.update({k: v for k, v in changed if v is not None})
     result = rooflm.compare(
         reference,
         [{"model": resolve_model(m), **own} for m in args.models],

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MIN_WINDOWS = 20  # for a verdict
-WARN_KL = 0.1  # nats: what a changed RoPE base or window may cost before a warning says so
+WARN_KL = 0.1  # nats: what a changed RoPE base, window or eviction may cost before a warning says so
 
 
 def mean_interval(values: np.ndarray) -> Optional[list[float]]:
@@ -91,7 +91,7 @@ class Contrast:
         return [
             f"{key}={changed[key]} instead of the file's own: with it the mean KL to the reference is {kl:.3g} nats, "
             f"perplexity {math.exp(-float(self.logp.mean())):.4g} for {math.exp(-float(self.logp_ref.mean())):.4g}"
-            for key in ("rope_base", "window")
+            for key in ("rope_base", "window", "evict")
             if key in changed
         ]
 
@@ -380,6 +380,7 @@ def compare(
     kv: Union[str, list[str]] = "f32",
     kernel: Union[None, str, list[Optional[str]]] = None,
     window: Union[None, int, list[Optional[int]]] = None,
+    evict: Union[None, str, list[Optional[str]]] = None,
     rope_base: Union[None, float, list[Optional[float]]] = None,
     isa: Union[None, str, list[Optional[str]]] = None,
     n_threads: Optional[int] = None,
@@ -397,19 +398,20 @@ def compare(
     text       str is the text itself, os.PathLike a file, an integer array tokens
     ctx        tokens per window; windows: how many from the start, default all that fit. More than there are, or a text
                shorter than one window, is a ValueError
-    compute, kv, kernel, window, rope_base, isa
+    compute, kv, kernel, window, evict, rope_base, isa
                as in Model.session(), for the reference and the models alike, so that a model against itself gives a
                KL of exactly 0. A list sweeps: every model runs under each value, and the reference under the first
     progress   None shows a bar where tqdm is installed and somebody can see it; a function gets lines of text
 
     Logits are never written to disk: those of the reference are held for at most 128 MB of positions at a time.
-    A changed RoPE base or window that costs more than WARN_KL nats gives a UserWarning with the measured figures.
+    A changed RoPE base, a window or eviction that costs more than WARN_KL nats gives a UserWarning with what it costs.
     """
     sweeps = {
         "compute": compute,
         "kv": kv,
         "kernel": kernel,
         "window": window,
+        "evict": evict,
         "rope_base": rope_base,
         "isa": isa,
     }

@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "kv": "f32",
     "kernel": None,
     "window": None,
+    "evict": None,
     "rope_base": None,
     "isa": None,
     "layout": "tile",
