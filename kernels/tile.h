@@ -107,4 +107,7 @@ void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, cons
 void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, const int32_t *b, size_t klen);
 void rl_panelf_put(rl_panelf *p, int slot, const float *x, size_t klen);
 
+/// Puts 32 columns of n tokens (q: 32 values each) into group g of a panel, slots 0..n.
+void rl_panel8_put_group(rl_panel8 *p, size_t g, size_t n, const int8_t *q, const float *d, const float *s);
+
 #endif

@@ -142,8 +142,18 @@ static size_t max_size(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
+// Whether whole batches never write the floats of gate and up, nor the input of down but in their place.
+static bool ffn_in_one_piece(const rl_engine *e) {
+    for (uint32_t i = 0; i < e->model->hp.n_layer; i++) {
+        const rl_layer_plan *lp = &e->plans[i];
+        if (!lp->up.w.data || !rl_ffn_in_one_piece(e, i, &lp->gate, &lp->up, &lp->down, e->opts.n_batch)) return false;
+    }
+    return true;
+}
+
 // The largest activation storage and tile scratch that any group of matrices needs for up to `tokens` tokens.
 static void widest(const rl_engine *e, size_t tokens, bool used_only, size_t *act_bytes, size_t *scratch_bytes) {
+    bool down_elsewhere = used_only && ffn_in_one_piece(e);
     *act_bytes = *scratch_bytes = 0;
     for (uint32_t i = 0; i <= e->model->hp.n_layer; i++) {
         const rl_layer_plan *lp = i < e->model->hp.n_layer ? &e->plans[i] : NULL;
@@ -158,6 +168,7 @@ static void widest(const rl_engine *e, size_t tokens, bool used_only, size_t *ac
         size_t cols = 0;
         for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
             if (!all[j] || !all[j]->w.data) continue;
+            if (down_elsewhere && lp && all[j] == &lp->down) continue;
             if (used_only && (j == 3 || (j > 3 && all[j]->w.cols != cols))) {
                 if (cols) *act_bytes = max_size(*act_bytes, rl_act_bytes(formats, cols, tokens));
                 formats = 0;
@@ -191,8 +202,13 @@ static void lay_out(rl_engine *e, layout *l) {
     e->k = take_rows(l, n, e->ld_k);
     e->v = take_rows(l, n, e->ld_v);
     e->att = take_rows(l, n, e->ld_att);
-    e->gate = take_rows(l, slots, e->ld_ff);
-    e->up = take_rows(l, slots, e->ld_ff);
+    if (l->used_only && ffn_in_one_piece(e)) {
+        e->gate = take_rows(l, 1, e->ld_ff);
+        e->up = take(l, rl_act_bytes(RL_ACT_Q8T, e->ld_ff, n));
+    } else {
+        e->gate = take_rows(l, slots, e->ld_ff);
+        e->up = take_rows(l, slots, e->ld_ff);
+    }
     e->proj = take_rows(l, n, d);
     for (int i = 0; i < 2; i++) e->cs[i] = take_rows(l, n, max_size(hp->n_rot, 2));
     if (hp->n_expert) {

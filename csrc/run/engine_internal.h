@@ -84,6 +84,10 @@ static inline void rl_pass_inputs(const rl_pass *p, const rl_weight *w, size_t e
     if (in && w->t) in->take(in->arg, p->ith, p->nth, w, expert, rows, n_tok, ld);
 }
 
+/// Whether n_tok tokens pass gate, up and the activation in one piece, when nobody asks for what is in between.
+bool rl_ffn_in_one_piece(const rl_engine *e, size_t layer, const rl_linear *gate, const rl_linear *up,
+                         const rl_linear *down, size_t n_tok);
+
 /// Adds the FFN of a layer, reading p->h; the result for the pass' own tokens is in p->h.
 bool rl_pass_ffn(rl_pass *p, size_t layer);
 

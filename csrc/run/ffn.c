@@ -39,22 +39,39 @@ static void prefetch_next(const rl_pass *p, size_t layer) {
     }
 }
 
-// down(act(gate(h)) * up(h)) into e->proj, biases of gate and up included.
-static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_linear *up, const rl_linear *down) {
+// Not between biases, nor where the result would not fit in the place of the floats of `up`.
+bool rl_ffn_in_one_piece(const rl_engine *e, size_t layer, const rl_linear *gate, const rl_linear *up,
+                         const rl_linear *down, size_t n_tok) {
+    const rl_layer *l = &e->model->w.layers[layer];
+    return gate->w.data && !l->up_b && !l->gate_b && rl_linear_gated_fits(gate, up, down, n_tok) &&
+           rl_act_bytes(RL_ACT_Q8T, up->w.rows, n_tok) <= n_tok * e->ld_ff * sizeof(float);
+}
+
+// The activations for `down` from those of gate and up, in one piece.
+static bool gate_and_up(rl_pass *p, size_t layer, const rl_linear_call calls[2], rl_act *act) {
+    rl_engine *e = p->e;
+    rl_act_bind(act, RL_ACT_Q8T, calls[0].lin->w.rows, p->step->n_tok, e->up);
+    rl_linear_gated g = {.up = calls[0],
+                         .gate = calls[1],
+                         .activate = e->model->hp.arch->act == RL_ACT_GELU ? e->vec.gelu_mul : e->vec.silu_mul,
+                         .d = &e->opts.dispatch,
+                         .down = act};
+    g.up.out = g.gate.out = NULL;
+    rl_linear_run_gated(p->team, p->ith, &g, p->scratch);
+    if (!rl_pass_barrier(p)) return false;
+    rl_pass_mark(p, layer, RL_OP_GATE_UP);
+    return true;
+}
+
+// The same step by step; the floats in between are those that taps and collectors of inputs see.
+static bool gate_then_activate(rl_pass *p, size_t layer, const rl_linear_call calls[2], const rl_linear *down,
+                               rl_act *act) {
     rl_engine *e = p->e;
     const rl_layer *l = &e->model->w.layers[layer];
-    bool of_layer = down == &e->plans[layer].down; // else the expert that every token passes
-    size_t d = e->model->hp.n_embd, ff = up->w.rows, n = p->step->n_tok;
-    bool gated = gate->w.data != NULL;
-    rl_act act;
-    const rl_linear *in[] = {up, gate};
-    if (!rl_pass_quantize(p, &act, in, gated ? 2 : 1, p->h, d)) return false;
-    rl_pass_mark(p, layer, RL_OP_FFN_NORM);
-    rl_pass_inputs(p, of_layer ? &l->gate : &l->gate_sh, 0, p->h, n, d);
-    rl_pass_inputs(p, of_layer ? &l->up : &l->up_sh, 0, p->h, n, d);
-    rl_linear_call calls[2] = {{up, &act, n, e->up, e->ld_ff}, {gate, &act, n, e->gate, e->ld_ff}};
-    rl_linear_run(p->team, p->ith, calls, gated ? 2 : 1, p->scratch);
+    bool gated = calls[1].lin->w.data != NULL;
+    size_t ff = calls[0].lin->w.rows, n = p->step->n_tok;
     const rl_linear *last[] = {down};
+    rl_linear_run(p->team, p->ith, calls, gated ? 2 : 1, p->scratch);
     rl_linear_prefetch(p->team, p->ith, last, 1, n);
     if (!rl_pass_barrier(p)) return false;
     rl_pass_mark(p, layer, RL_OP_GATE_UP);
@@ -67,10 +84,34 @@ static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_line
         activate(e, gated ? g : NULL, u, p->ff + t * e->ld_ff, ff);
     }
     if (!rl_pass_tap(p, layer, RL_TAP_FFN_ACT, p->ff, ff, e->ld_ff)) return false;
-    if (!rl_pass_quantize(p, &act, last, 1, p->ff, e->ld_ff)) return false;
+    if (!rl_pass_quantize(p, act, last, 1, p->ff, e->ld_ff)) return false;
+    bool of_layer = down == &e->plans[layer].down;
     rl_pass_inputs(p, of_layer ? &l->down : &l->down_sh, 0, p->ff, n, e->ld_ff);
     rl_pass_mark(p, layer, RL_OP_ACTIVATION);
-    rl_linear_call call = {down, &act, n, e->proj, d};
+    return true;
+}
+
+// down(act(gate(h)) * up(h)) into e->proj, biases of gate and up included.
+static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_linear *up, const rl_linear *down) {
+    rl_engine *e = p->e;
+    const rl_layer *l = &e->model->w.layers[layer];
+    bool of_layer = down == &e->plans[layer].down; // else the expert that every token passes
+    size_t d = e->model->hp.n_embd, n = p->step->n_tok;
+    rl_act act, down_act;
+    const rl_linear *in[] = {up, gate};
+    if (!rl_pass_quantize(p, &act, in, gate->w.data ? 2 : 1, p->h, d)) return false;
+    rl_pass_mark(p, layer, RL_OP_FFN_NORM);
+    rl_pass_inputs(p, of_layer ? &l->gate : &l->gate_sh, 0, p->h, n, d);
+    rl_pass_inputs(p, of_layer ? &l->up : &l->up_sh, 0, p->h, n, d);
+    rl_linear_call calls[2] = {{up, &act, n, e->up, e->ld_ff}, {gate, &act, n, e->gate, e->ld_ff}};
+    const rl_step *s = p->step;
+    bool floats_wanted = s->inputs || (s->taps && s->taps->wants(s->taps->arg, layer, RL_TAP_FFN_ACT));
+    if (!floats_wanted && rl_ffn_in_one_piece(e, layer, gate, up, down, n)) {
+        if (!gate_and_up(p, layer, calls, &down_act)) return false;
+    } else if (!gate_then_activate(p, layer, calls, down, &down_act)) {
+        return false;
+    }
+    rl_linear_call call = {down, &down_act, n, e->proj, d};
     rl_linear_run(p->team, p->ith, &call, 1, p->scratch);
     prefetch_next(p, layer);
     if (!rl_pass_barrier(p)) return false;

@@ -75,4 +75,20 @@ void rl_linear_prefetch(const rl_team *team, int ith, const rl_linear *const *li
 /// copy of act). The caller meets at a barrier before it reads `out`.
 void rl_linear_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch);
 
+// Gate and up of a prompt, and what becomes of them: activate(gate x, up x), quantized for `down` while both are in the
+// cache. Floats of the whole width, which may be more than the caches hold, are never written. The values are those
+// that rl_linear_run, activate and rl_act_fill give.
+typedef struct rl_linear_gated {
+    rl_linear_call gate, up; // of one activation; out is NULL
+    void (*activate)(const float *gate, const float *up, float *out, size_t n);
+    const rl_dispatch *d;
+    rl_act *down; // bound to RL_ACT_Q8T alone
+} rl_linear_gated;
+
+/// Whether they can go that way: all three take tiles for n_tok tokens, `down` with int8 activations.
+bool rl_linear_gated_fits(const rl_linear *gate, const rl_linear *up, const rl_linear *down, size_t n_tok);
+
+/// Called as rl_linear_run; the caller meets at a barrier before it multiplies with g->down.
+void rl_linear_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch);
+
 #endif

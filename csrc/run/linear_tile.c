@@ -15,6 +15,7 @@
 #define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
 #define ACT_BYTES (608 << 10)           // of activations in use at a time
 #define TOUCH_AHEAD ((size_t)48 << 10)  // bytes from a tile to those whose page table entries are looked up
+#define PANELS_AHEAD 3                  // from the panel that is written to the one whose lines are asked for
 // Tokens from which a tile is faster than rows with whole models, where weights come from memory: they meet at about 12
 // on AVX-512 and between 9 and 16 on AVX2 (kernels alone, with weights in a cache, meet earlier).
 #define TILE_FROM 12
@@ -120,18 +121,36 @@ typedef struct {
             float rows[RL_TILE_ROWS][RL_TILE_K];
         } f;
     };
-    float sums[][RL_TILE_ROWS];
+    float sums[][RL_TILE_ROWS]; // of the tokens of a cut; of two matrices where their products meet
 } scratch_area;
 
 size_t rl_linear_tile_scratch(size_t max_tok) {
     size_t n = at_most(max_tok, TOKENS_AT_ONCE);
-    return (sizeof(scratch_area) + n * RL_TILE_ROWS * sizeof(float) + 63) / 64 * 64;
+    return (sizeof(scratch_area) + 2 * n * RL_TILE_ROWS * sizeof(float) + 63) / 64 * 64;
+}
+
+// The rows of one tile; none behind the end of the matrix.
+typedef struct {
+    const rl_linear_call *c;
+    size_t r0, n_rows;
+} tile_rows;
+
+static tile_rows rows_of_tile(const rl_linear_call *c, size_t tile) {
+    size_t r0 = at_most(tile * RL_TILE_ROWS, c->lin->w.rows);
+    return (tile_rows){c, r0, at_most(c->lin->w.rows - r0, RL_TILE_ROWS)};
+}
+
+// Bytes of 256 columns of a row, in whole blocks of its type.
+static size_t block_bytes(const rl_mat *w) {
+    const rl_dtype *type = rl_dtype_of(w->type);
+    return RL_TILE_K / type->block * type->bytes;
 }
 
 // Row pointers at the columns of block b; a short last tile repeats its last row.
-static void point_at(const uint8_t *row[RL_TILE_ROWS], const rl_mat *w, size_t r0, size_t n_rows, size_t offset) {
-    for (size_t r = 0; r < RL_TILE_ROWS; r++)
-        row[r] = w->data + (r0 + (r < n_rows ? r : n_rows - 1)) * w->row_bytes + offset;
+static void point_at(const uint8_t *row[RL_TILE_ROWS], const tile_rows *rows, size_t b) {
+    const rl_mat *w = &rows->c->lin->w;
+    const uint8_t *first = w->data + rows->r0 * w->row_bytes + b * block_bytes(w);
+    for (size_t r = 0; r < RL_TILE_ROWS; r++) row[r] = first + at_most(r, rows->n_rows - 1) * w->row_bytes;
 }
 
 // One line of each 4 KB that a later tile will take, so that what the page table says is known when its lines are asked
@@ -148,27 +167,27 @@ typedef struct {
     bool cold; // its activations have not been used by this thread yet
 } cut;
 
-// While block b of the rows from r0 is multiplied: the weights unpacked next are its right neighbour, or those below
-// the first block of the cut.
-static rl_ahead ahead_of(const rl_linear_call *c, size_t r0, size_t n_rows, size_t b, const cut *u) {
-    const rl_mat *w = &c->lin->w;
-    const rl_dtype *type = rl_dtype_of(w->type);
+// While block b of `rows` is multiplied: the weights unpacked next are its right neighbour, or the first block that the
+// cut has of the tile that follows. Where sums go to `out`, its lines.
+static rl_ahead ahead_of(const tile_rows *rows, size_t b, const cut *u, const tile_rows *follows) {
     bool last = b + 1 == u->b1;
-    size_t bytes = RL_TILE_K / type->block * type->bytes, from = (last ? u->b0 : b + 1) * bytes;
-    size_t next = last ? at_most(r0 + RL_TILE_ROWS, w->rows) : r0;
-    return (rl_ahead){.weights = w->data + next * w->row_bytes + from,
-                      .n_rows = at_most(w->rows - next, RL_TILE_ROWS),
+    const tile_rows *next = last ? follows : rows;
+    const rl_linear_call *c = rows->c;
+    const rl_mat *w = &next->c->lin->w;
+    size_t from = (last ? u->b0 : b + 1) * block_bytes(w);
+    return (rl_ahead){.weights = w->data + next->r0 * w->row_bytes + from,
+                      .n_rows = next->n_rows,
                       .row_bytes = w->row_bytes,
-                      .bytes = at_most(bytes, w->row_bytes - from),
+                      .bytes = at_most(block_bytes(w), w->row_bytes - from),
                       .cold = u->cold,
-                      .out = last ? c->out + u->t0 * c->ld_out + r0 : NULL,
+                      .out = last && c->out ? c->out + u->t0 * c->ld_out + rows->r0 : NULL,
                       .ld_out = c->ld_out,
-                      .out_bytes = n_rows * sizeof(float)};
+                      .out_bytes = rows->n_rows * sizeof(float)};
 }
 
-static void int_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const cut *u, scratch_area *s) {
-    const rl_mat *w = &c->lin->w;
-    const rl_dtype *type = rl_dtype_of(w->type);
+static void int_tiles(const tile_rows *rows, const cut *u, const tile_rows *follows, scratch_area *s,
+                      float (*sums)[RL_TILE_ROWS]) {
+    const rl_linear_call *c = rows->c;
     rl_tile_unpack_fn unpack = (rl_tile_unpack_fn)c->lin->unpack->fn;
     rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
     bool wide = c->lin->mul->act & RL_ACT_Q16;
@@ -176,12 +195,11 @@ static void int_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const c
     size_t size = wide ? sizeof(rl_panel16) : sizeof(rl_panel8);
     for (size_t b = u->b0; b < u->b1; b++) {
         const uint8_t *row[RL_TILE_ROWS];
-        point_at(row, w, r0, n_rows, b * RL_TILE_K / type->block * type->bytes);
-        size_t klen = at_most(w->cols - b * RL_TILE_K, RL_TILE_K);
+        point_at(row, rows, b);
+        size_t klen = at_most(c->lin->w.cols - b * RL_TILE_K, RL_TILE_K);
         unpack(row, klen, &s->tile);
-        rl_ahead ahead = ahead_of(c, r0, n_rows, b, u);
-        mul(&s->tile, panels + panel_at(size, c->act->max_tok, b, u->t0 / RL_PANEL), u->n_tok, klen, s->sums[0],
-            &ahead);
+        rl_ahead ahead = ahead_of(rows, b, u, follows);
+        mul(&s->tile, panels + panel_at(size, c->act->max_tok, b, u->t0 / RL_PANEL), u->n_tok, klen, sums[0], &ahead);
     }
 }
 
@@ -192,40 +210,47 @@ static void to_tile(const float rows[RL_TILE_ROWS][RL_TILE_K], size_t k0, size_t
             for (size_t i = 0; i < 16; i++) tile->w[k][r + i] = rows[r + i][k0 + k];
 }
 
-static void float_tiles(const rl_linear_call *c, size_t r0, size_t n_rows, const cut *u, scratch_area *s) {
-    const rl_mat *w = &c->lin->w;
-    const rl_dtype *type = rl_dtype_of(w->type);
+static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *follows, scratch_area *s,
+                        float (*sums)[RL_TILE_ROWS]) {
+    const rl_linear_call *c = rows->c;
     rl_dequant_fn dequant = (rl_dequant_fn)c->lin->unpack->fn;
     rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
     const uint8_t *panels = c->act->f32t;
     for (size_t b = u->b0; b < u->b1; b++) {
         const uint8_t *row[RL_TILE_ROWS];
-        point_at(row, w, r0, n_rows, b * RL_TILE_K / type->block * type->bytes);
-        size_t klen = at_most(w->cols - b * RL_TILE_K, RL_TILE_K);
+        point_at(row, rows, b);
+        size_t klen = at_most(c->lin->w.cols - b * RL_TILE_K, RL_TILE_K);
         for (size_t r = 0; r < RL_TILE_ROWS; r++) dequant(row[r], s->f.rows[r], klen);
-        rl_ahead ahead = ahead_of(c, r0, n_rows, b, u);
+        rl_ahead ahead = ahead_of(rows, b, u, follows);
         for (size_t k0 = 0; k0 < klen; k0 += RL_FTILE_K) {
             size_t n = at_most(klen - k0, RL_FTILE_K), fb = (b * RL_TILE_K + k0) / RL_FTILE_K;
             to_tile(s->f.rows, k0, n, &s->f.tile);
             mul(&s->f.tile, panels + panel_at(sizeof(rl_panelf), c->act->max_tok, fb, u->t0 / RL_PANEL), u->n_tok, n,
-                s->sums[0], k0 == 0 ? &ahead : NULL);
+                sums[0], k0 == 0 ? &ahead : NULL);
         }
     }
 }
 
+// Adds what the blocks of a cut contribute to the sums of its tokens.
+static void add_products(const tile_rows *rows, const cut *u, const tile_rows *follows, scratch_area *s,
+                         float (*sums)[RL_TILE_ROWS]) {
+    touch_tile(&rows->c->lin->w, rows->r0);
+    if (rows->c->lin->mul->act & RL_ACT_F32)
+        float_tiles(rows, u, follows, s, sums);
+    else
+        int_tiles(rows, u, follows, s, sums);
+}
+
 static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, scratch_area *s) {
-    size_t r0 = tile * RL_TILE_ROWS, n_rows = at_most(c->lin->w.rows - r0, RL_TILE_ROWS);
-    float *out = c->out + u->t0 * c->ld_out + r0;
-    touch_tile(&c->lin->w, r0);
+    tile_rows rows = rows_of_tile(c, tile), below = rows_of_tile(c, tile + 1);
+    float *out = c->out + u->t0 * c->ld_out + rows.r0;
+    size_t bytes = rows.n_rows * sizeof(float);
     if (u->b0 == 0)
         memset(s->sums, 0, u->n_tok * sizeof s->sums[0]);
     else
-        for (size_t t = 0; t < u->n_tok; t++) memcpy(s->sums[t], out + t * c->ld_out, n_rows * sizeof(float));
-    if (c->lin->mul->act & RL_ACT_F32)
-        float_tiles(c, r0, n_rows, u, s);
-    else
-        int_tiles(c, r0, n_rows, u, s);
-    for (size_t t = 0; t < u->n_tok; t++) memcpy(out + t * c->ld_out, s->sums[t], n_rows * sizeof(float));
+        for (size_t t = 0; t < u->n_tok; t++) memcpy(s->sums[t], out + t * c->ld_out, bytes);
+    add_products(&rows, u, &below, s, s->sums);
+    for (size_t t = 0; t < u->n_tok; t++) memcpy(out + t * c->ld_out, s->sums[t], bytes);
 }
 
 // Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
@@ -262,6 +287,11 @@ static void multiply_tiles(const rl_linear_call *c, size_t tile0, size_t tile1, 
         }
 }
 
+// Where the activations do not stay in the cache by themselves: runs of tiles long enough to use them again.
+static size_t run_length(const rl_team *team, size_t total) {
+    return at_most(total / (4 * (size_t)rl_team_size(team)) + 1, 8);
+}
+
 void rl_linear_tile_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch) {
     size_t total = 0, i0, i1, grain = 1;
     bool all_fits = true;
@@ -271,8 +301,7 @@ void rl_linear_tile_run(rl_team *team, int ith, const rl_linear_call *calls, siz
         total += blocks(calls[i].lin->w.rows, RL_TILE_ROWS);
         all_fits &= t_step >= calls[i].n_tok && b_step * RL_TILE_K >= calls[i].lin->w.cols;
     }
-    // Where the activations do not stay in the cache by themselves, runs of tiles long enough to use them again.
-    if (!all_fits) grain = at_most(total / (4 * (size_t)rl_team_size(team)) + 1, 8);
+    if (!all_fits) grain = run_length(team, total);
     rl_work work;
     rl_work_begin(&work, team, ith, total, grain);
     while (rl_work_next(&work, team, ith, &i0, &i1)) {
@@ -286,4 +315,70 @@ void rl_linear_tile_run(rl_team *team, int ith, const rl_linear_call *calls, siz
             first = end;
         }
     }
+}
+
+// ---- gate and up, whose products meet ----
+
+bool rl_linear_tile_gated_fits(const rl_linear *lin, size_t n_tok) {
+    rl_linear_call c = {.lin = lin, .n_tok = n_tok};
+    size_t t_step, b_step;
+    cut_sizes(&c, &t_step, &b_step);
+    return b_step * RL_TILE_K >= lin->w.cols;
+}
+
+// Asks for the lines of one group of a panel, which will be written.
+static void touch_group(const rl_panel8 *p, size_t g) {
+    for (size_t i = 0; i < 8; i += 2) __builtin_prefetch(p->q[8 * g + i], 1, 2);
+    __builtin_prefetch(p->d[g], 1, 2);
+    __builtin_prefetch(p->s[g], 1, 2);
+    __builtin_prefetch(p->off[g], 1, 2);
+    __builtin_prefetch(p->off16[2 * g], 1, 2);
+    __builtin_prefetch(p->s16[2 * g], 1, 2);
+}
+
+// The activation of one tile of rows, which are 32 columns of the next matrix and so one group of its int8 panels.
+static void activate_tile(const rl_linear_gated *g, size_t tile, const cut *u, float (*gate)[RL_TILE_ROWS],
+                          float (*up)[RL_TILE_ROWS]) {
+    rl_act_q8_fn quantize = (rl_act_q8_fn)g->d->act_q8->fn;
+    size_t group = tile % (RL_TILE_K / RL_TILE_ROWS);
+    rl_panel8 *panels = g->down->q8t;
+    panels += panel_at(1, g->down->max_tok, tile * RL_TILE_ROWS / RL_TILE_K, u->t0 / RL_PANEL);
+    for (size_t i = 0; i < n_panels(u->n_tok); i++) {
+        _Alignas(64) float x[RL_PANEL][RL_TILE_ROWS];
+        int8_t q[RL_TILE_K]; // padded by the quantizer
+        float d[RL_TILE_K / 32], sum[RL_TILE_K / 32];
+        size_t t = i * RL_PANEL, n = at_most(u->n_tok - t, RL_PANEL);
+        if (i + PANELS_AHEAD < n_panels(u->n_tok)) touch_group(&panels[i + PANELS_AHEAD], group);
+        g->activate(gate[t], up[t], x[0], n * RL_TILE_ROWS);
+        quantize(x[0], n * RL_TILE_ROWS, q, d, sum);
+        rl_panel8_put_group(&panels[i], group, n, q, d, sum);
+    }
+}
+
+static void gated_tiles(const rl_linear_gated *g, size_t tile0, size_t tile1, size_t t_step, scratch_area *s) {
+    size_t n_blocks = blocks(g->up.lin->w.cols, RL_TILE_K);
+    for (size_t t = 0; t < g->up.n_tok; t += t_step) {
+        cut u = {.t0 = t, .n_tok = at_most(g->up.n_tok - t, t_step), .b0 = 0, .b1 = n_blocks, .cold = true};
+        float(*gate_sums)[RL_TILE_ROWS] = s->sums, (*up_sums)[RL_TILE_ROWS] = s->sums + u.n_tok;
+        for (size_t tile = tile0; tile < tile1; tile++) {
+            tile_rows gate = rows_of_tile(&g->gate, tile), up = rows_of_tile(&g->up, tile);
+            tile_rows below = rows_of_tile(&g->gate, tile + 1);
+            memset(s->sums, 0, 2 * u.n_tok * sizeof s->sums[0]);
+            add_products(&gate, &u, &up, s, gate_sums);
+            u.cold = false;
+            add_products(&up, &u, &below, s, up_sums);
+            activate_tile(g, tile, &u, gate_sums, up_sums);
+        }
+    }
+}
+
+void rl_linear_tile_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch) {
+    size_t t_step, b_step, up_step, i0, i1, total = blocks(g->up.lin->w.rows, RL_TILE_ROWS), grain = 1;
+    cut_sizes(&g->gate, &t_step, &b_step);
+    cut_sizes(&g->up, &up_step, &b_step);
+    t_step = at_most(t_step, up_step);
+    if (t_step < g->up.n_tok) grain = run_length(team, 2 * total) / 2;
+    rl_work work;
+    rl_work_begin(&work, team, ith, total, grain ? grain : 1);
+    while (rl_work_next(&work, team, ith, &i0, &i1)) gated_tiles(g, i0, i1, t_step, scratch);
 }

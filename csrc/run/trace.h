@@ -16,8 +16,8 @@ typedef enum rl_op {
     RL_OP_ATTN_OUT,
     RL_OP_FFN_NORM,
     RL_OP_ROUTER,
-    RL_OP_GATE_UP,
-    RL_OP_ACTIVATION,
+    RL_OP_GATE_UP,    // in prompts that go in one piece (rl_ffn_in_one_piece) the activation as well
+    RL_OP_ACTIVATION, // and quantization of its result
     RL_OP_DOWN,
     RL_OP_HEAD_NORM,
     RL_OP_HEAD,
