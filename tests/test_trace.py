@@ -336,7 +336,7 @@ def test_chrome_export(tmp_path):
     tr.to_chrome(tmp_path / "t.json", sampler=sampler)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     lines = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
-    assert set(lines) == {"operations", "stages", "spans"}
+    assert set(lines) == {"operations", "stages", "spans", "steps ahead"}
     complete = [e for e in events if e["ph"] == "X"]
     assert len(complete) == len(tr.events) + 1
     mine = next(e for e in complete if e["tid"] == lines["spans"])

@@ -311,6 +311,19 @@ static void *worker_main(void *arg) {
     }
 }
 
+int rl_thread_start(pthread_t *out, void *(*fn)(void *), void *arg) {
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(out, &attr, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return rc;
+}
+
 static rl_status start_worker(rl_pool *pool, int ith, rl_err *err) {
     worker *w = NULL;
     if (posix_memalign((void **)&w, LINE, sizeof *w) != 0)
@@ -323,16 +336,7 @@ static rl_status start_worker(rl_pool *pool, int ith, rl_err *err) {
     w->pool = pool;
     w->ith = ith;
     w->pinned = -1;
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    // Signals are for the program's own threads.
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&w->thread, &attr, worker_main, w);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
+    int rc = rl_thread_start(&w->thread, worker_main, w);
     if (rc != 0) {
         pthread_cond_destroy(&w->cond);
         pthread_mutex_destroy(&w->mutex);
@@ -414,7 +418,15 @@ void rl_pool_destroy(rl_pool *pool) {
     free(pool);
 }
 
-static void deadline_in(struct timespec *t, uint64_t ns) {
+void rl_cond_init(pthread_cond_t *cond) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+void rl_deadline_in(struct timespec *t, uint64_t ns) {
     clock_gettime(CLOCK_MONOTONIC, t);
     ns += (uint64_t)t->tv_nsec;
     t->tv_sec += (time_t)(ns / 1000000000u);
@@ -437,11 +449,7 @@ static rl_status enter(rl_pool *pool, const rl_region *region, rl_err *err) {
                        "parallel work cannot be started from inside parallel work of the same thread");
     }
     turn t = {.granted = false, .thread = pthread_self(), .next = NULL};
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&t.cond, &attr);
-    pthread_condattr_destroy(&attr);
+    rl_cond_init(&t.cond);
     if (pool->last)
         pool->last->next = &t;
     else
@@ -450,7 +458,7 @@ static rl_status enter(rl_pool *pool, const rl_region *region, rl_err *err) {
     bool stop = false;
     while (!t.granted && !stop) {
         struct timespec until;
-        deadline_in(&until, POLL_NS);
+        rl_deadline_in(&until, POLL_NS);
         int rc = pthread_cond_timedwait(&t.cond, &pool->gate, &until);
         if (t.granted || rc != ETIMEDOUT || !region->poll) continue;
         // Not under the lock: the poll may wait for the GIL, and its holder for this lock.

@@ -6,9 +6,11 @@
 #ifndef RL_BASE_THREADS_H
 #define RL_BASE_THREADS_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "base/status.h"
 
@@ -46,6 +48,13 @@ typedef struct rl_pool_report {
     int pin_errno[RL_MAX_THREADS]; // 0: pinned as asked, or nothing asked; else why not
 } rl_pool_report;
 void rl_pool_last_report(rl_pool *pool, rl_pool_report *out);
+
+/// A thread with the stack that a region needs and all signals blocked: those are for the program's own threads. 0 or
+/// an error number.
+int rl_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
+/// A condition whose timed waits take what rl_deadline_in gives: the monotonic clock.
+void rl_cond_init(pthread_cond_t *cond);
+void rl_deadline_in(struct timespec *t, uint64_t ns);
 
 int rl_team_size(const rl_team *team);
 

@@ -15,6 +15,7 @@
 // ---- shared helpers ----
 
 int rl_py_session_enter(rl_state *st, py_session *s) {
+    if (rl_py_ahead_wait(s, true) < 0) return -1;
     if (!s->s) {
         PyErr_SetString(PyExc_ValueError, "the session is closed");
         return -1;
@@ -153,6 +154,7 @@ static int session_clear(py_session *self) {
 }
 
 static void free_content(py_session *self) {
+    rl_py_ahead_rest(self);
     rl_py_capture_free(self->capture);
     rl_py_collected_free(self->collected);
     self->capture = NULL;
@@ -166,6 +168,7 @@ static void session_dealloc(py_session *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     free_content(self);
+    rl_py_ahead_free(self);
     session_clear(self);
     type->tp_free(self);
     Py_DECREF(type);
@@ -252,6 +255,7 @@ static PyObject *session_load(py_session *self, PyObject *path) {
 
 static PyObject *set_taps(py_session *self, PyObject *wanted) {
     if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    rl_session_forget(self->s); // to be evaluated anew, and captured
     PyObject *r = rl_py_set_taps(self, wanted);
     rl_py_session_leave(self);
     return r;
@@ -267,6 +271,7 @@ static PyObject *take_taps(py_session *self, PyObject *unused) {
 
 static PyObject *collect_inputs(py_session *self, PyObject *on) {
     if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+    rl_session_forget(self->s);
     PyObject *r = rl_py_collect_inputs(self, on);
     rl_py_session_leave(self);
     return r;
@@ -351,7 +356,8 @@ static PyObject *get_size(py_session *self, void *which) {
         return PyLong_FromSize_t(rl_session_room(self->s));
     case GET_STEP_ROOM:
         return PyLong_FromSize_t(rl_session_step_room(self->s));
-    default:
+    default: // pages change hands while a step runs
+        if (rl_py_ahead_wait(self, true) < 0 || !opts_of(self)) return NULL;
         return PyLong_FromSize_t(rl_kv_bytes_in_use(self->s->kv));
     }
 }
@@ -519,6 +525,11 @@ static PyMethodDef session_methods[] = {
     {"_take_taps", (PyCFunction)take_taps, METH_NOARGS, "_take_taps($self, /)\n--\n\n"},
     {"_collect_inputs", (PyCFunction)collect_inputs, METH_O, "_collect_inputs($self, on, /)\n--\n\n"},
     {"_take_inputs", (PyCFunction)take_inputs, METH_NOARGS, "_take_inputs($self, /)\n--\n\n"},
+    {"_ahead_start", (PyCFunction)rl_py_ahead_start, METH_VARARGS,
+     "_ahead_start($self, tokens, first, out=None, /)\n--\n\n"},
+    {"_ahead_finish", (PyCFunction)rl_py_ahead_finish, METH_O, "_ahead_finish($self, number, /)\n--\n\n"},
+    {"_ahead_take_back", (PyCFunction)rl_py_ahead_take_back, METH_O, "_ahead_take_back($self, number, /)\n--\n\n"},
+    {"_ahead_pause", (PyCFunction)rl_py_ahead_pause, METH_NOARGS, "_ahead_pause($self, /)\n--\n\n"},
     {"_trace_start", (PyCFunction)rl_py_trace_start, METH_O, "_trace_start($self, capacity, /)\n--\n\n"},
     {"_trace_take", (PyCFunction)rl_py_trace_take, METH_NOARGS, "_trace_take($self, /)\n--\n\n"},
     {"_trace_rows", rl_py_trace_rows, METH_O | METH_STATIC, "_trace_rows(raw, /)\n--\n\n"},
@@ -553,7 +564,8 @@ static PyType_Spec session_spec = {
 
 int rl_py_add_session(PyObject *m, rl_state *st) {
     import_array1(-1);
-    if (rl_py_taps_init() < 0 || rl_py_inputs_init() < 0 || rl_py_session_eval_init() < 0 || rl_py_add_contrast(m) < 0)
+    if (rl_py_taps_init() < 0 || rl_py_inputs_init() < 0 || rl_py_session_eval_init() < 0 || rl_py_ahead_init() < 0 ||
+        rl_py_add_contrast(m) < 0)
         return -1;
     st->SessionType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &session_spec, NULL);
     return st->SessionType ? PyModule_AddObjectRef(m, "Session", (PyObject *)st->SessionType) : -1;

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "py/state.h"
+#include "run/ahead.h"
 #include "run/session.h"
 
 typedef struct py_model {
@@ -15,20 +16,44 @@ typedef struct py_model {
     struct rl_replaced *replaced; // replace.c: tensors in memory that stand in for the file's
 } py_model;
 
+typedef struct py_ahead { // ahead.c
+    rl_ahead *steps;      // NULL until the first
+    PyObject *ids, *logits;
+    unsigned long long number, last_number; // of the step that was begun and not fetched (0: none), and of the last one
+} py_ahead;
+
 typedef struct py_session {
     PyObject_HEAD rl_session *s; // NULL after close()
     py_model *model;
     atomic_flag busy;
     struct rl_capture *capture;     // taps.c; NULL when nothing is tapped
     struct rl_collected *collected; // inputs.c; NULL when no inputs are collected
-    rl_trace trace;                 // events == NULL: off
-    char placed[256];               // why so many threads
-    bool pin_unchecked;             // pinned, and not looked yet whether the system let us
+    py_ahead ahead;
+    rl_trace trace;     // events == NULL: off
+    char placed[256];   // why so many threads
+    bool pin_unchecked; // pinned, and not looked yet whether the system let us
 } py_session;
 
-/// 0 when the session is open and this thread may use it now; -1 with SessionBusy or ValueError set.
+/// 0 when the session is open and this thread may use it now, after waiting for a step that runs ahead; -1 with an
+/// exception set: SessionBusy, ValueError, or what a signal raised.
 int rl_py_session_enter(rl_state *st, py_session *s);
 void rl_py_session_leave(py_session *s);
+
+// ahead.c
+int rl_py_ahead_init(void);
+/// Waits for the step that runs ahead; -1 with the exception of a signal.
+int rl_py_ahead_wait(py_session *s, bool interruptible);
+/// Ends the thread of steps and forgets the step that was not fetched.
+void rl_py_ahead_rest(py_session *s);
+void rl_py_ahead_free(py_session *s);
+/// (number, logits (rows, n_vocab)), or None where the step cannot be run ahead.
+PyObject *rl_py_ahead_start(py_session *s, PyObject *args);
+/// (start_ns, end_ns), and the step is part of the session; None when it was forgotten meanwhile.
+PyObject *rl_py_ahead_finish(py_session *s, PyObject *number);
+/// The step of this number never was; its (start_ns, end_ns), None when it is not there. No thread is left.
+PyObject *rl_py_ahead_take_back(py_session *s, PyObject *number);
+/// Waits for the step and ends the thread; the step can be fetched as before.
+PyObject *rl_py_ahead_pause(py_session *s, PyObject *unused);
 
 // replace.c
 /// Reads [(name, type, shape, buffer)]; keeps the buffers until rl_py_replaced_free. NULL with an exception set.
@@ -71,6 +96,8 @@ int rl_py_session_eval_init(void);
 PyObject *rl_py_token_array(PyObject *tokens);
 /// Runs an eval of an entered session without the GIL, with its taps and trace; -1 with an exception set.
 int rl_py_run_eval(py_session *s, rl_eval *ev);
+/// One warning, after the first evaluation of a pinned session.
+int rl_py_warn_unpinned(py_session *s);
 PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs);
 PyObject *rl_py_session_logprobs(py_session *self, PyObject *args, PyObject *kwargs);
 PyObject *rl_py_session_step_many(PyTypeObject *type, PyObject *args);

@@ -99,8 +99,7 @@ static PyObject *logits_array(PyObject *out, size_t rows, size_t vocab, bool one
     return Py_NewRef(out);
 }
 
-// One warning, after the first evaluation of a pinned session.
-static int warn_unpinned(rl_state *st, py_session *self) {
+int rl_py_warn_unpinned(py_session *self) {
     const rl_engine_opts *o = rl_engine_options(self->s->engine);
     if (!self->pin_unchecked) return 0;
     self->pin_unchecked = false;
@@ -108,7 +107,7 @@ static int warn_unpinned(rl_state *st, py_session *self) {
     rl_pool_last_report(o->pool, &ran);
     for (int i = 0; i < ran.n_threads && i < o->n_threads; i++)
         if (ran.pin_errno[i])
-            return rl_warn_fallback(st,
+            return rl_warn_fallback(state_of(self),
                                     "thread %d could not be pinned to CPU %d (%s); it runs where the system puts it", i,
                                     o->cpus[i], strerror(ran.pin_errno[i]));
     return 0;
@@ -130,7 +129,7 @@ int rl_py_run_eval(py_session *self, rl_eval *ev) {
         rl_raise(st, &err);
         return -1;
     }
-    return warn_unpinned(st, self);
+    return rl_py_warn_unpinned(self);
 }
 
 PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs) {

@@ -12,6 +12,7 @@ PyObject *rl_py_trace_start(py_session *self, PyObject *arg) {
         return NULL;
     }
     if (rl_py_session_enter(rl_state_of_type(Py_TYPE(self)), self) < 0) return NULL;
+    rl_session_forget(self->s); // what was run ahead belongs to the trace: it is evaluated anew
     PyMem_RawFree(self->trace.events);
     self->trace = (rl_trace){.events = PyMem_RawCalloc((size_t)cap, sizeof(rl_trace_event)), .cap = (size_t)cap};
     rl_py_session_leave(self);

@@ -179,6 +179,21 @@ void rl_page_release(rl_slot *s) {
     memset(s, 0, sizeof *s);
 }
 
+// First position that layer i must still hold when n more tokens are written.
+static size_t keep_from(const rl_kv *kv, size_t i, size_t n) {
+    const rl_kv_config *c = &kv->config;
+    size_t w = c->layers[i].window, slack = c->window_slack > n ? c->window_slack - n : 0;
+    return w && kv->length + 1 > w + slack ? kv->length + 1 - w - slack : 0;
+}
+
+bool rl_kv_reserve_drops(const rl_kv *kv, size_t n) {
+    for (size_t i = 0; i < kv->config.n_layer; i++) {
+        const rl_kv_layer *l = &kv->layers[i];
+        if (l->first < l->n_pages && (l->first + 1) * RL_PAGE_TOKENS <= keep_from(kv, i, n)) return true;
+    }
+    return false;
+}
+
 // Gives back pages of a windowed layer whose positions are all below `keep`.
 static void drop_before(rl_kv_layer *l, size_t keep) {
     while (l->first < l->n_pages && (l->first + 1) * RL_PAGE_TOKENS <= keep) rl_page_release(&l->slots[l->first++]);
@@ -223,9 +238,7 @@ rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err) {
                            n, c->window_slack, i, w);
     }
     for (size_t i = 0; i < c->n_layer; i++) {
-        rl_kv_layer *l = &kv->layers[i];
-        size_t w = c->layers[i].window, slack = c->window_slack > n ? c->window_slack - n : 0;
-        if (w && from + 1 > w + slack) drop_before(l, from + 1 - w - slack);
+        drop_before(&kv->layers[i], keep_from(kv, i, n));
         for (size_t p = from / RL_PAGE_TOKENS; p <= (to - 1) / RL_PAGE_TOKENS; p++) {
             size_t start = p * RL_PAGE_TOKENS;
             RL_TRY(own_page(kv, i, p, from > start ? from - start : 0, err));
@@ -266,7 +279,6 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
                            "the least (or 0)",
                            asked, i, w, first + dropped, least + dropped);
     }
-    if (n == kv->length) return RL_OK;
     if (to_sinks) rl_kv_forget_evicted(kv);
     size_t keep = (n + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < kv->config.n_layer; i++) {
@@ -274,8 +286,8 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
         while (l->n_pages > keep && l->n_pages > l->first) rl_page_release(&l->slots[--l->n_pages]);
         if (l->n_pages == l->first) l->n_pages = l->first = keep;
     }
+    if (n != kv->length) kv->stale = true;
     kv->length = n;
-    kv->stale = true;
     return RL_OK;
 }
 

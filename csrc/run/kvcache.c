@@ -156,17 +156,23 @@ const rl_kv_config *rl_kv_config_of(const rl_kv *kv) {
     return &kv->config;
 }
 
+// Table slots up to the last page with a committed position.
+static size_t used_slots(const rl_kv *kv, const rl_kv_layer *l) {
+    size_t end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
+    return end < l->first ? l->first : end < l->n_pages ? end : l->n_pages;
+}
+
 size_t rl_kv_bytes_in_use(const rl_kv *kv) {
     size_t n = 0;
     for (size_t i = 0; i < kv->config.n_layer; i++)
-        n += (kv->layers[i].n_pages - kv->layers[i].first +
+        n += (used_slots(kv, &kv->layers[i]) - kv->layers[i].first +
               (rl_kv_has_originals(kv, i) ? kv->config.sinks / RL_PAGE_TOKENS : 0)) *
              kv->layers[i].page_bytes;
     return n;
 }
 
 size_t rl_kv_n_pages(const rl_kv *kv, size_t layer) {
-    return kv->layers[layer].n_pages;
+    return used_slots(kv, &kv->layers[layer]);
 }
 
 const void *rl_kv_page(const rl_kv *kv, size_t layer, size_t page, bool want_v, size_t *bytes) {

@@ -53,6 +53,8 @@ size_t rl_kv_bytes_in_use(const rl_kv *kv);
 /// Makes room for n more tokens in every layer (called by one thread before a region). RL_ERR_CONTEXT_FULL
 /// with limit and needed when n_ctx is too small. Copies a shared partial page before it is written.
 rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err);
+/// Whether reserving n more tokens would give up pages of a sliding window, which a rewind could not bring back.
+bool rl_kv_reserve_drops(const rl_kv *kv, size_t n);
 /// Stores K and V of tokens pos0 + t0 .. pos0 + t1 for KV heads h0..h1 of a layer; k[t * ld_k + h * dim_k +
 /// i], t from 0. Disjoint heads or tokens (multiples of 16 from the page start) may be written by different
 /// threads.
@@ -72,8 +74,9 @@ size_t rl_kv_room(const rl_kv *kv);
 /// written) to turn it by dropped + 64 positions.
 typedef void (*rl_kv_turn_fn)(void *arg, size_t layer, float *k);
 rl_status rl_kv_evict(rl_kv *kv, rl_kv_turn_fn turn, void *arg, rl_err *err);
-/// Shortens to n tokens of the sequence (with those dropped). Beyond what windowed layers still hold, or behind the
-/// last eviction: RL_ERR_ARG naming the least n and the asked one. Up to the sinks everything is there.
+/// Shortens to n tokens of the sequence (with those dropped), and gives up pages reserved beyond them. Beyond what
+/// windowed layers still hold, or behind the last eviction: RL_ERR_ARG naming the least n and the asked one. Up to the
+/// sinks everything is there.
 rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err);
 /// First position that `layer` still holds.
 size_t rl_kv_first(const rl_kv *kv, size_t layer);

@@ -80,7 +80,28 @@ rl_status rl_session_fork(const rl_session *s, rl_session **out, rl_err *err) {
 }
 
 rl_status rl_session_rewind(rl_session *s, size_t n, rl_err *err) {
+    rl_session_forget(s);
     return rl_kv_rewind(s->kv, n, err);
+}
+
+// ---- what is held ----
+
+bool rl_session_can_hold(const rl_session *s, size_t n) {
+    return n <= rl_engine_options(s->engine)->n_batch && n <= n_ctx_of(s) - rl_kv_length(s->kv) &&
+           rl_session_length(s) + n <= s->cap && !rl_kv_reserve_drops(s->kv, n);
+}
+
+bool rl_session_commit(rl_session *s) {
+    if (!s->held) return false;
+    rl_kv_commit(s->kv, s->held);
+    s->held = 0;
+    return true;
+}
+
+void rl_session_forget(rl_session *s) {
+    if (!s->held) return;
+    s->held = 0;
+    (void)rl_kv_rewind(s->kv, rl_session_length(s), NULL); // gives up the pages it reserved
 }
 
 // ---- evaluation ----
@@ -169,14 +190,20 @@ static rl_status eval_chunk(rl_session *s, const rl_eval *ev, size_t at, size_t 
     if (ev->before_chunk) RL_TRY(ev->before_chunk(ev->chunk_arg, have, n, err));
     RL_TRY(rl_kv_reserve(s->kv, n, err));
     RL_TRY(rl_engine_step(s->engine, &step, err));
-    rl_kv_commit(s->kv, n);
     memcpy(s->tokens + past, ev->tokens + at, n * sizeof *s->tokens);
+    if (ev->hold)
+        s->held = n;
+    else
+        rl_kv_commit(s->kv, n);
     *row0 += n_out;
     return RL_OK;
 }
 
 rl_status rl_session_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
+    rl_session_forget(s);
     RL_TRY(check_eval(s, ev, err));
+    if (ev->hold && !rl_session_can_hold(s, ev->n_tok))
+        return rl_fail(err, RL_ERR_ARG, "%zu tokens cannot be evaluated without a lasting change", ev->n_tok);
     size_t start = rl_session_length(s), n_batch = rl_engine_options(s->engine)->n_batch, row0 = 0;
     uint32_t one_row, *rows = &one_row; // decode allocates nothing
     if (ev->n_tok > 1 && !(rows = malloc((ev->n_tok < n_batch ? ev->n_tok : n_batch) * sizeof *rows)))
@@ -191,7 +218,7 @@ rl_status rl_session_eval(rl_session *s, const rl_eval *ev, rl_err *err) {
     if (rows != &one_row) free(rows);
     // Chunks that went well before the failure are taken back; a window that has moved on too far stays, and
     // n_past tells.
-    if (status != RL_OK && rl_session_length(s) > start) rl_kv_rewind(s->kv, start, NULL);
+    if (status != RL_OK) rl_kv_rewind(s->kv, start, NULL);
     return status;
 }
 
@@ -204,6 +231,7 @@ rl_status rl_session_step_many(rl_session *const *s, size_t n_sessions, const in
     if (!segments || !rows) status = rl_fail(err, RL_ERR_NOMEM, "no memory for a step of %zu sequences", n_sessions);
     for (size_t i = 0; i < n_sessions && status == RL_OK; i++) {
         rl_eval one = {.tokens = tokens + total, .n_tok = n[i]};
+        rl_session_forget(s[i]);
         total += n[i];
         if (s[i]->engine != s[0]->engine)
             status = rl_fail(err, RL_ERR_ARG, "sequence %zu belongs to another engine", i);
@@ -299,6 +327,7 @@ static rl_status read_tokens(int32_t **out, size_t n, rl_read_fn read, void *arg
 
 rl_status rl_session_load(rl_session *s, rl_read_fn read, void *arg, rl_err *err) {
     RL_TRY(rl_gguf_intact(rl_engine_model(s->engine)->file, err));
+    rl_session_forget(s);
     header mine = header_of(s), h;
     if (!read(arg, &h, sizeof h)) return rl_fail(err, RL_ERR_FORMAT, "the saved state ends within its header");
     if (memcmp(h.magic, mine.magic, sizeof h.magic) || h.version != mine.version)

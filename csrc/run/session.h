@@ -11,6 +11,7 @@ typedef struct rl_session {
     rl_kv *kv;
     int32_t *tokens; // history, rl_session_length of them; grows beyond n_ctx where the cache evicts
     size_t cap;
+    size_t held;  // tokens evaluated beyond the length, see rl_eval
     float *block; // RL_HEAD_BLOCK x n_vocab, made on the first call that streams logits
 } rl_session;
 
@@ -39,9 +40,18 @@ typedef struct rl_eval {
     void *chunk_arg;
     const rl_inputs *inputs; // NULL, or who collects the inputs of matrices
     rl_trace *trace;
+    // The result is kept apart until rl_session_commit; whatever changes the session first, an evaluation for one,
+    // forgets it. At most n_batch tokens.
+    bool hold;
     rl_poll_fn poll;
     void *poll_arg;
 } rl_eval;
+
+/// Whether n more tokens can be evaluated and forgotten without a trace.
+bool rl_session_can_hold(const rl_session *s, size_t n);
+/// Makes what is held part of the session; false when nothing is.
+bool rl_session_commit(rl_session *s);
+void rl_session_forget(rl_session *s);
 
 /// Appends tokens in chunks of n_batch. On failure or interruption the session is back where it was.
 rl_status rl_session_eval(rl_session *s, const rl_eval *ev, rl_err *err);

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rooflm.device.sampler import Sampler
     from rooflm.tracing import Trace
 
-LINES = {"operations": 1, "stages": 2, "spans": 3}  # of the viewer
+LINES = {"operations": 1, "stages": 2, "spans": 3, "steps ahead": 4}  # of the viewer
 
 
 def write_chrome(path: Union[str, os.PathLike[str]], trace: Trace, sampler: Optional[Sampler]) -> None:
@@ -39,7 +39,12 @@ def write_chrome(path: Union[str, os.PathLike[str]], trace: Trace, sampler: Opti
                 "bytes": cost.nbytes, "operations": cost.operations}  # fmt: skip
         complete(e.op, "operations", e.start_ns, e.end_ns, args)
     for s in trace.spans:
-        complete(s.name, "stages" if s.stage else "spans", s.start_ns, s.end_ns, {})
+        if s.ahead:
+            share = s.hidden_ns / max(s.end_ns - s.start_ns, 1)
+            complete(s.name, "steps ahead", s.start_ns, s.end_ns,
+                     {"hidden_us": s.hidden_ns / 1e3, "hidden_share": share})  # fmt: skip
+        else:
+            complete(s.name, "stages" if s.stage else "spans", s.start_ns, s.end_ns, {})
     for x in sampler.samples if sampler else ():
         assert sampler is not None
         values = {"temperature_c": sampler.sensors.temperature(x.sensors)}
@@ -126,6 +131,12 @@ def stages_plot(trace: Trace, ax: Optional[Axes], phase: Optional[str]) -> Axes:
     names = [f"{r['span']} (n = {r['calls']})" for r in rows]
     times_ms = [1e3 * r["time_s"] for r in rows]
     ax.barh(range(len(rows)), times_ms, color=["C0" if r["stage"] else "C1" for r in rows])
+    hidden_ms = [1e3 * (r["hidden_s"] or 0.0) for r in rows]
+    if any(hidden_ms):
+        seen_ms = [t - h for t, h in zip(times_ms, hidden_ms)]
+        ax.barh(range(len(rows)), hidden_ms, left=seen_ms, color="white", alpha=0.6, hatch="//",
+                label="passed beside other stages")  # fmt: skip
+        ax.legend(fontsize="small", loc="lower right")
     for i, ms in enumerate(times_ms):
         ax.annotate(f" {ms:.3g} ms", (ms, i), va="center", fontsize="small")
     ax.margins(x=0.2)

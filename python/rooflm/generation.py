@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import html
 import time
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
+from rooflm.overlapping import StepsAhead
 from rooflm.tracing import stage
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class Generation:
     decode_tps    (n - 1) / (time of the last id - time of the first); None with fewer than 2 ids
     token_times_s when each id was there, counted from the start of the evaluation
 
+    With overlap, the step after each id runs while its text is made and the caller uses it (see rooflm.overlapping):
+    hidden_s      seconds of evaluations that passed meanwhile; 0.0 without overlap
+    n_ahead       evaluations that were run ahead and used
+    n_taken_back  evaluations that were run ahead and taken back, because the text ended or the caller went another way
+
     With a draft (see rooflm.drafting) a piece may hold several tokens, and there are also
     n_proposed    ids that the draft proposed
     n_accepted    of these, ids that the sampler drew
@@ -53,6 +59,7 @@ class Generation:
         tokenize_s: float,
         draft: Optional[Draft] = None,
         n_draft: int = 0,
+        overlap: Union[bool, str] = False,
     ) -> None:
         self._session = session
         self.sampler = sampler
@@ -69,6 +76,7 @@ class Generation:
         self.draft = draft
         self._n_draft = n_draft
         self._n_proposed = self._n_accepted = self._n_passes = 0
+        self._steps = StepsAhead(session, overlap) if overlap else None
         self._pieces_to_come = self._run()
 
     # ---- iteration ----
@@ -84,6 +92,8 @@ class Generation:
 
     def run(self) -> Generation:
         """Runs to the end and returns itself."""
+        if not self._begun:
+            self._steps = None  # there is no caller's code to overlap with, and the detokenizer alone is too short
         for _ in self:
             pass
         return self
@@ -98,6 +108,7 @@ class Generation:
         # rows: logits behind `base` tokens and behind each of the ids proposed, of which `at` have been accepted
         proposed: list[int] = []
         base = at = 0
+        failure: Optional[Exception] = None  # of the step begun ahead
         try:
             start = time.perf_counter()
             with stage(session, "first_token"):
@@ -117,22 +128,25 @@ class Generation:
                 self._ids.append(token)
                 seen.append(token)
                 session._pending.append(token)
+                accepted = at < len(proposed) and token == proposed[at] and len(self._ids) < self._max_tokens
+                if not accepted:
+                    session._keep(base + at)
+                    failure = self._begin_next(seen)
                 with stage(session, "postprocess"):
                     held += decoder.feed(token)
                     cut = self._find_stop(held)
                     ready = len(held) - self._unsure(held)
-                ended = cut is not None or len(self._ids) >= self._max_tokens
-                if not ended and at < len(proposed) and token == proposed[at]:
-                    session._pending.clear()  # it has been evaluated
-                    self._n_accepted += 1
-                    at += 1
-                    continue
-                session._keep(base + at)
                 if cut is not None:
+                    session._keep(base + at)
                     held = held[:cut]
                     decoder.flush()
                     self._stop_reason = "stop"
                     break
+                if accepted:
+                    session._pending.clear()  # it has been evaluated
+                    self._n_accepted += 1
+                    at += 1
+                    continue
                 if ready:
                     with stage(session, "render"):
                         yield held[:ready]
@@ -141,13 +155,11 @@ class Generation:
                     self._stop_reason = "length"
                 elif not session.room:
                     self._stop_reason = "context"
+                elif failure is not None:
+                    raise failure
                 else:
-                    proposed = self._propose(seen)
-                    with stage(session, "decode"):
-                        if proposed:
-                            rows = list(session._evaluate_ahead(proposed))
-                        else:
-                            rows = [session._evaluate(NOTHING, out=rows[at])]
+                    proposed, rows = self._next_rows(seen, rows[at])
+                    self._n_proposed += len(proposed)
                     self._n_passes += 1
                     base, at = session.n_past - len(proposed), 0
         except GeneratorExit:  # at a yield, where the session holds what it should; it may have gone on since
@@ -158,11 +170,37 @@ class Generation:
             if proposed:
                 session._keep(base + at)
             raise
+        finally:
+            if self._steps is not None:
+                self._steps.end()
         if self._stop_reason != "stop":
             held += decoder.flush()
         if held:
             with stage(session, "render"):
                 yield held
+
+    def _begin_next(self, seen: list[int]) -> Optional[Exception]:
+        """With overlap, begins the step behind the id that was just drawn. What goes wrong is for the next next()."""
+        session = self._session
+        if self._steps is None or len(self._ids) >= self._max_tokens or not session.room:
+            return None
+        try:
+            self._steps.start(self._propose(seen))
+        except Exception as e:
+            return e
+        return None
+
+    def _next_rows(self, seen: list[int], out: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
+        """What was proposed, and logits behind the id drawn last and behind each id proposed."""
+        if self._steps is not None:
+            rows = self._steps.finish()
+            if rows is not None:
+                return self._steps.proposed, rows
+        session, proposed = self._session, self._propose(seen)
+        with stage(session, "decode"):
+            if proposed:
+                return proposed, list(session._evaluate_ahead(proposed))
+            return proposed, [session._evaluate(NOTHING, out=out)]
 
     def _propose(self, seen: list[int]) -> list[int]:
         if self.draft is None:
@@ -173,7 +211,6 @@ class Generation:
             return []
         with stage(session, "draft"):
             proposed = [int(t) for t in self.draft.propose(seen, room)][:room]
-        self._n_proposed += len(proposed)
         return proposed
 
     def _find_stop(self, text: str) -> Optional[int]:
@@ -245,6 +282,21 @@ class Generation:
         return self._results()._n_passes
 
     @property
+    def hidden_s(self) -> float:
+        steps = self._results()._steps
+        return steps.hidden_s if steps else 0.0
+
+    @property
+    def n_ahead(self) -> int:
+        steps = self._results()._steps
+        return steps.n_steps if steps else 0
+
+    @property
+    def n_taken_back(self) -> int:
+        steps = self._results()._steps
+        return steps.n_taken_back if steps else 0
+
+    @property
     def tokens_per_pass(self) -> Optional[float]:
         """Ids behind the first for each evaluation behind the prompt's: 1 without a draft."""
         passes = self.n_passes
@@ -272,6 +324,9 @@ class Generation:
             "n_accepted": self.n_accepted,
             "n_passes": self.n_passes,
             "tokens_per_pass": self.tokens_per_pass,
+            "n_ahead": self.n_ahead,
+            "n_taken_back": self.n_taken_back,
+            "hidden_s": self.hidden_s,
         }
 
     def __repr__(self) -> str:
@@ -293,6 +348,8 @@ class Generation:
         if self.draft is not None:
             rows["draft"] = f"{self._n_accepted} of {self._n_proposed} accepted"
             rows["tokens for a pass"] = _unit(self.tokens_per_pass, "", 2)
+        if self.n_ahead:
+            rows["hidden behind the caller"] = f"{_unit(self.hidden_s, 's', 3)}, {self.n_ahead} steps run ahead"
         body = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<pre style='white-space:pre-wrap'>{html.escape(self.text)}</pre><table>{body}</table>"
 

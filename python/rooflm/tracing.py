@@ -31,6 +31,8 @@ PHASES = (None, "prefill", "decode")
 
 # What generate() and chat() pass through, in this order, plus the evaluations after the first token. "render" is the
 # caller's own code between two pieces of text.
+# Evaluations that were run ahead and not used count as a stage of their own, behind these.
+TAKEN_BACK = "taken back"
 STAGES = ("input", "preprocess", "tokenize", "first_token", "sample", "decode", "postprocess", "render")
 
 
@@ -50,6 +52,8 @@ class Span(NamedTuple):
     start_ns: int  #: monotonic clock
     end_ns: int
     stage: bool  #: recorded by the library, not by the user
+    ahead: bool = False  #: ran beside the stages, see rooflm.overlapping
+    hidden_ns: int = 0  #: of such a step, the part that passed while other stages ran
 
 
 class _Timed:
@@ -200,23 +204,40 @@ class Trace:
         return self._grouped(lambda e: {"layer": e.layer, "op": e.op}, phase)
 
     def stages(self, *, sampler: Optional[Sampler] = None) -> list[dict[str, Any]]:
-        """Per stage, in their order, then the user's spans: calls, time_s, longest_s, and of stages the share of their
-        sum. With a Sampler that ran beside the trace also power_w and temperature_c: the means of its samples within
-        the spans, None where none fell into them or nothing could be read."""
+        """Per stage, in their order, then the user's spans: calls, time_s, longest_s, of stages hidden_s (what of it
+        passed beside other stages, see overlap()) and the share of what was not hidden of their sum. With a Sampler
+        that ran beside the trace also power_w and temperature_c: the means of its samples within the spans, None where
+        none fell into them or nothing could be read."""
         order = {name: i for i, name in enumerate(STAGES)}
         found: dict[tuple[str, bool], list[Span]] = {}
         for s in self.spans:
             found.setdefault((s.name, s.stage), []).append(s)
-        whole = sum(s.end_ns - s.start_ns for s in self.spans if s.stage) or 1
+        whole = sum(s.end_ns - s.start_ns - s.hidden_ns for s in self.spans if s.stage) or 1
         rows = []
         for (name, is_stage), spans in found.items():
             ns = [s.end_ns - s.start_ns for s in spans]
+            hidden = sum(s.hidden_ns for s in spans)
             row = {"span": name, "stage": is_stage, "calls": len(ns), "time_s": sum(ns) * 1e-9,
-                   "longest_s": max(ns) * 1e-9, "share": sum(ns) / whole if is_stage else None}  # fmt: skip
+                   "longest_s": max(ns) * 1e-9, "hidden_s": hidden * 1e-9 if is_stage else None,
+                   "share": (sum(ns) - hidden) / whole if is_stage else None}  # fmt: skip
             if sampler is not None:
                 row.update(sampler.means([(s.start_ns * 1e-9, s.end_ns * 1e-9) for s in spans]))
             rows.append(row)
         return sorted(rows, key=lambda r: order.get(str(r["span"]), len(order)))
+
+    def overlap(self) -> Optional[dict[str, Any]]:
+        """Evaluations that were run ahead, beside the making of text and the caller's code (generate(overlap=)): steps
+        and their time_s, hidden_s (what of it passed before the generation came to wait for it) and hidden_share;
+        taken_back, how many more were not used, and taken_back_s. None where nothing was run ahead."""
+        ahead = [s for s in self.spans if s.ahead]
+        if not ahead:
+            return None
+        used = [s for s in ahead if s.name != TAKEN_BACK]
+        time_s, all_s = (sum(s.end_ns - s.start_ns for s in spans) * 1e-9 for spans in (used, ahead))
+        hidden_s = sum(s.hidden_ns for s in used) * 1e-9
+        return {"steps": len(used), "time_s": time_s, "hidden_s": hidden_s,
+                "hidden_share": hidden_s / time_s if used else None, "taken_back": len(ahead) - len(used),
+                "taken_back_s": all_s - time_s}  # fmt: skip
 
     def effective_tops(self, phase: Optional[str] = None) -> Optional[float]:
         """10^12 operations per second of the time from the first event to the last, whatever happened in between:
@@ -271,6 +292,7 @@ class Trace:
             "by_op": {p or "all": self.by_op(p) for p in PHASES},
             "by_layer": self.by_layer(),
             "stages": self.stages(),
+            "overlap": self.overlap(),
             "dropped": self.dropped,
             "doubts": doubts,
             "reliable": not doubts,
@@ -284,8 +306,9 @@ class Trace:
         return need("pandas").DataFrame(rows)
 
     def to_chrome(self, path: Union[str, os.PathLike[str]], *, sampler: Optional[Sampler] = None) -> None:
-        """Writes the file that chrome://tracing and ui.perfetto.dev show: operations, stages and the user's spans on
-        lines of their own; with a Sampler that ran beside it also temperature, clocks and power."""
+        """Writes the file that chrome://tracing and ui.perfetto.dev show: operations, stages, the user's spans and
+        steps that were run ahead on lines of their own; with a Sampler that ran beside it also temperature, clocks and
+        power."""
         from rooflm._trace_views import write_chrome
 
         write_chrome(path, self, sampler)
@@ -307,10 +330,15 @@ class Trace:
         return table(*self._shown(phase))
 
     def __repr__(self) -> str:
-        return "\n".join([self.text(), *self.doubts])
+        return "\n".join([self.text(), *self._notes()])
 
     def _repr_html_(self) -> str:
-        return html_table(*self._shown()) + "".join(f"<p>{d}</p>" for d in self.doubts)
+        return html_table(*self._shown()) + "".join(f"<p>{note}</p>" for note in self._notes())
+
+    def _notes(self) -> list[str]:
+        """What stands below the table."""
+        found = self.overlap()
+        return self.doubts if found is None else [overlap_text(found), *self.doubts]
 
     def _shown(self, phase: Optional[str] = None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         rows = [
@@ -320,6 +348,19 @@ class Trace:
             for r in self.by_op(phase)
         ]  # fmt: skip
         return rows, ("op", "calls", "ms", "waiting ms", "share", "GB/s", "Gop/s", "bound", "of roof")
+
+
+def overlap_text(found: dict[str, Any]) -> str:
+    """Trace.overlap() in words."""
+    text = f"{found['steps']} steps run ahead, {1e3 * found['time_s']:.3g} ms"
+    if found["steps"]:
+        text += (
+            f", of which {1e3 * found['hidden_s']:.3g} ms ({100 * found['hidden_share']:.0f} %) passed beside the "
+            "caller's code and the making of text"
+        )
+    if found["taken_back"]:
+        text += f"; {found['taken_back']} taken back, {1e3 * found['taken_back_s']:.3g} ms"
+    return text
 
 
 class _Sum:
