@@ -500,12 +500,12 @@ def test_damaged_files(tmp_path):
         assert cache.length in (0, 100)
         cache.load(path)
         assert cache.length == 100
-    words = np.frombuffer(data[:88], np.uint32)
+    words = np.frombuffer(data[:136], np.uint32)
     for i in range(len(words)):
         for value in (0xFFFFFFFF, 0x7FFFFFFF, 200):
             broken = words.copy()
             broken[i] = value
-            bad.write_bytes(broken.tobytes() + data[88:])
+            bad.write_bytes(broken.tobytes() + data[136:])
             with pytest.raises((rooflm.FormatError, ValueError, rooflm.ContextFull)):
                 cache.load(bad)
     with pytest.raises(FileNotFoundError):

@@ -102,8 +102,9 @@ static PyObject *scales_view(PyObject *base, const rl_attn_side *s, bool is_v, c
 }
 
 static PyObject *one_page(rl_state *st, const rl_kv *kv, size_t layer, size_t page) {
-    const rl_kv_layer *l = &kv->layers[layer];
-    const rl_slot *slot = &l->slots[page];
+    size_t at;
+    const rl_kv_layer *l = rl_kv_layer_of(kv, layer, page, &at);
+    const rl_slot *slot = &l->slots[at];
     unsigned shared = atomic_load_explicit(&slot->arena->page_refs[slot->id], memory_order_relaxed);
     size_t position = page * RL_PAGE_TOKENS, length = rl_kv_length(kv);
     size_t used = length > position ? length - position : 0;
@@ -122,6 +123,8 @@ static PyObject *one_page(rl_state *st, const rl_kv *kv, size_t layer, size_t pa
         scales_view(base, &l->k, false, slot->data),
         data_view(base, &l->v, true, slot->data + l->k.bytes),
         scales_view(base, &l->v, true, slot->data + l->k.bytes),
+        l == &kv->layers[layer] ? Py_NewRef(Py_None)
+                                : Py_BuildValue("(nn)", (Py_ssize_t)l->k.dim, (Py_ssize_t)l->v.dim),
     };
     int ok = 1;
     for (size_t i = 0; i < sizeof items / sizeof *items; i++) {
@@ -250,9 +253,10 @@ static PyStructSequence_Field page_fields[] = {
     {"k_scales", "scales of the keys, None for float types"},
     {"v", "values as stored: row layouts (head, token, dim), tile (head, group, dim, token)"},
     {"v_scales", "scales of the values, None for float types"},
+    {"ranks", "of K and V of a compressed page, whose heads have so many values; None where they are whole"},
     {NULL, NULL}};
 static PyStructSequence_Desc page_desc = {"rooflm.KVPage", "One page of 64 tokens of one layer of a KV cache.",
-                                          page_fields, 8};
+                                          page_fields, 9};
 
 int rl_py_add_kvlayer(PyObject *m, rl_state *st) {
     import_array1(-1);

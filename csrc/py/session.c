@@ -474,6 +474,9 @@ static PyGetSetDef session_getset[] = {
      "Bytes of it that single tokens and batches of n_batch touch: what is resident then.", WHICH(GET_SCRATCH_USED)},
     {"kv_nbytes", (getter)get_size, NULL, "Bytes of the KV pages in use.", WHICH(GET_KV_BYTES)},
     {"evicted", (getter)get_size, NULL, "Positions that the cache dropped behind its sinks.", WHICH(GET_EVICTED)},
+    {"_compressed", (getter)rl_py_session_compressed, NULL, "(tokens, rank of K, rank of V) of compressed pages.",
+     NULL},
+    {"_whole_layers", (getter)rl_py_session_whole_layers, NULL, "By layer, whether it has no window.", NULL},
     {"room", (getter)get_size, NULL, "Positions that may come.", WHICH(GET_ROOM)},
     {"_step_room", (getter)get_size, NULL, "Most tokens of one step: those before the next page is evicted.",
      WHICH(GET_STEP_ROOM)},
@@ -539,6 +542,12 @@ static PyMethodDef session_methods[] = {
     {"_contrast", (PyCFunction)rl_py_session_contrast, METH_VARARGS,
      "_contrast($self, tokens, reference, next, start, /)\n--\n\nEvaluates tokens and compares the logits of rows from "
      "`start` on with those of the reference, see _contrast_rows."},
+    {"_compress", (PyCFunction)rl_py_session_compress, METH_VARARGS,
+     "_compress($self, end, rank_k, rank_v, basis, /)\n--\n\nCompresses the pages from position 64 to end. basis: for "
+     "each "
+     "layer None where it has a window, else (K, V), orthonormal (n_head_kv, dim, rank); None where pages "
+     "are "
+     "compressed already."},
     {"_step_many", (PyCFunction)rl_py_session_step_many, METH_VARARGS | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -565,7 +574,7 @@ static PyType_Spec session_spec = {
 int rl_py_add_session(PyObject *m, rl_state *st) {
     import_array1(-1);
     if (rl_py_taps_init() < 0 || rl_py_inputs_init() < 0 || rl_py_session_eval_init() < 0 || rl_py_ahead_init() < 0 ||
-        rl_py_add_contrast(m) < 0)
+        rl_py_compress_init() < 0 || rl_py_add_contrast(m) < 0)
         return -1;
     st->SessionType = (PyTypeObject *)PyType_FromModuleAndSpec(m, &session_spec, NULL);
     return st->SessionType ? PyModule_AddObjectRef(m, "Session", (PyObject *)st->SessionType) : -1;

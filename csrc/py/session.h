@@ -102,6 +102,14 @@ PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs)
 PyObject *rl_py_session_logprobs(py_session *self, PyObject *args, PyObject *kwargs);
 PyObject *rl_py_session_step_many(PyTypeObject *type, PyObject *args);
 
+// compress.c
+int rl_py_compress_init(void);
+/// _compress(end, rank_k, rank_v, basis or None)
+PyObject *rl_py_session_compress(py_session *self, PyObject *args);
+/// (tokens, rank of K, rank of V)
+PyObject *rl_py_session_whole_layers(py_session *self, void *unused); // [bool]: without a window
+PyObject *rl_py_session_compressed(py_session *self, void *unused);
+
 // contrast.c
 int rl_py_add_contrast(PyObject *m);
 PyObject *rl_py_session_contrast(py_session *self, PyObject *args);

@@ -126,6 +126,10 @@ static size_t local_floats(const rl_attn_cut *c, rl_attn_local *local, float *ba
     TAKE(l, c->rows);
     TAKE(corr, c->rows);
     TAKE(acc, c->rows * c->ld_acc);
+    TAKE(q_low, c->rows * c->ld_q);
+    TAKE(q_low_scale, c->rows);
+    TAKE(acc_low, c->rows * c->ld_acc);
+    TAKE(m_low, c->rows);
 #undef TAKE
     if (local) local->have_h = local->have_block = SIZE_MAX;
     return n;

@@ -33,21 +33,37 @@ static float query_q16(const float *x, size_t pad, int16_t *q) {
     return amax / (float)RL_ATTN_Q_MAX;
 }
 
+// One row of queries, scaled and as floats (dim), in the format that pages are read with.
+static void put_query(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, float *x, size_t dim,
+                      float *q, float *q_scale, size_t row) {
+    bool q16 = !c->blocked && p->q_act == RL_ACT_Q16;
+    for (size_t i = dim; i < c->ld_q; i++) x[i] = 0.0f;
+    if (a->kv->config.rotate) rl_hadamard(x, dim);
+    if (q16)
+        q_scale[row] = query_q16(x, c->ld_q, (int16_t *)(void *)q + row * c->ld_q);
+    else
+        memcpy(q + row * c->ld_q, x, c->ld_q * sizeof *x);
+}
+
 void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
                      size_t h, size_t block) {
     if (local->have_h == h && local->have_block == block) return;
-    const rl_attn_side *k = &a->kv->layers[a->layer].k;
+    const rl_kv *kv = a->kv;
+    const rl_attn_side *k = &kv->layers[a->layer].k;
+    const rl_kv_low *low = kv->low && kv->low->layer_of[a->layer] != SIZE_MAX ? kv->low : NULL;
+    size_t rank = low ? low->basis->rank_k : 0;
+    const float *out = low ? rl_kv_basis_of(kv, low->basis, a->layer, false) + h * k->dim * rank : NULL;
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok, row = 0;
-    bool q16 = !c->blocked && p->q_act == RL_ACT_Q16;
-    float tmp[RL_ATTN_MAX_DIM + 16];
+    float x[RL_ATTN_MAX_DIM + 16], shorter[RL_ATTN_MAX_DIM + 16];
     for (size_t t = t0; t < t1; t++)
         for (size_t j = 0; j < c->group; j++, row++) {
             const float *from = a->q + t * a->ld_q + (h * c->group + j) * k->dim;
-            float *x = q16 ? tmp : local->q + row * c->ld_q;
             for (size_t i = 0; i < k->dim; i++) x[i] = from[i] * a->scale;
-            for (size_t i = k->dim; i < c->ld_q; i++) x[i] = 0.0f;
-            if (a->kv->config.rotate) rl_hadamard(x, k->dim);
-            if (q16) local->q_scale[row] = query_q16(x, c->ld_q, (int16_t *)(void *)local->q + row * c->ld_q);
+            if (low) {
+                rl_kv_project(x, out, k->dim, rank, shorter);
+                put_query(a, p, c, shorter, rank, local->q_low, local->q_low_scale, row);
+            }
+            put_query(a, p, c, x, k->dim, local->q, local->q_scale, row);
         }
     local->have_h = h;
     local->have_block = block;
@@ -64,19 +80,23 @@ static void mask_row(float *s, size_t base, size_t lo, size_t hi) {
 // One line of each 4 KB of a head of a page that is read after the next one: what the page table says is known by the
 // time that kernels prefetch it line by line.
 static void touch_page(const rl_kv_layer *l, size_t h, size_t page) {
-    if (page >= l->n_pages) return;
+    if (page >= l->n_pages || !l->slots[page].data) return;
     const uint8_t *k = l->slots[page].data + h * l->k.head, *v = l->slots[page].data + l->k.bytes + h * l->v.head;
     for (size_t i = 0; i < l->k.head; i += 4096) __builtin_prefetch(k + i, 0, 2);
     for (size_t i = 0; i < l->v.head; i += 4096) __builtin_prefetch(v + i, 0, 2);
 }
 
+static const uint8_t *next_page(const rl_kv_layer *l, size_t page) {
+    return page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
+}
+
 static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
-                       size_t h, size_t page, size_t rows, size_t n_tok) {
-    const uint8_t *here = l->slots[page].data, *next = page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
-    rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
+                       bool low, size_t h, size_t page, size_t rows, size_t n_tok) {
+    const float *q = low ? local->q_low : local->q, *q_scale = low ? local->q_low_scale : local->q_scale;
+    rl_attn_head head = rl_attn_head_at(&l->k, l->slots[page].data, h, next_page(l, page));
     if (c->blocked) {
         p->kload(&l->k, &head, local->kt);
-        p->mulk(local->q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);
+        p->mulk(q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);
         return;
     }
     touch_page(l, h, page + 2);
@@ -84,11 +104,11 @@ static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_att
         rl_attn_k_args ka = {.side = &l->k,
                              .head = head,
                              .ld_q = c->ld_q,
-                             .q_scale = local->q_scale + r,
+                             .q_scale = q_scale + r,
                              .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
                              .s = local->s + r * RL_PAGE_TOKENS};
-        ka.q = p->q_act == RL_ACT_Q16 ? (const void *)((const int16_t *)(const void *)local->q + r * c->ld_q)
-                                      : (const void *)(local->q + r * c->ld_q);
+        ka.q = p->q_act == RL_ACT_Q16 ? (const void *)((const int16_t *)(const void *)q + r * c->ld_q)
+                                      : (const void *)(q + r * c->ld_q);
         p->k(&ka);
         head.next = NULL;
     }
@@ -96,9 +116,8 @@ static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_att
 
 static void weigh_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
                        size_t h, size_t page, size_t rows, size_t n_tok, float *acc) {
-    const uint8_t *here = l->slots[page].data + l->k.bytes;
-    const uint8_t *next = page + 1 < l->n_pages ? l->slots[page + 1].data + l->k.bytes : NULL;
-    rl_attn_head head = rl_attn_head_at(&l->v, here, h, next);
+    const uint8_t *next = next_page(l, page);
+    rl_attn_head head = rl_attn_head_at(&l->v, l->slots[page].data + l->k.bytes, h, next ? next + l->k.bytes : NULL);
     if (c->blocked) {
         p->vload(&l->v, &head, local->vt);
         p->mulv(local->s, local->corr, rows, local->vt, l->v.pad, n_tok, acc, c->ld_acc);
@@ -126,7 +145,9 @@ void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, cons
     rl_attn_range(a, t0, &lo0, &hi0); // lo and hi grow with the token
     rl_attn_range(a, t1 - 1, &lo1, &hi1);
     size_t n_tok = hi1 > base + RL_PAGE_TOKENS ? RL_PAGE_TOKENS : hi1 > base ? hi1 - base : 0;
-    score_page(p, c, local, &a->kv->layers[a->layer], h, page, rows, n_tok);
+    size_t at;
+    const rl_kv_layer *l = rl_kv_layer_of(a->kv, a->layer, page, &at);
+    score_page(p, c, local, l, l != &a->kv->layers[a->layer], h, at, rows, n_tok);
     if (a->softcap > 0.0f) p->softcap(local->s, a->softcap, local->s, rows * RL_PAGE_TOKENS);
     if (base >= lo1 && base + RL_PAGE_TOKENS <= hi0) return;
     for (size_t r = 0; r < rows; r++) {
@@ -136,9 +157,21 @@ void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, cons
     }
 }
 
+// Adds what compressed pages gave to acc, whose rows have not moved with m since (m_low).
+static void fold_low(const rl_attention_args *a, const rl_attn_cut *c, const rl_attn_local *local, size_t h,
+                     size_t rows, const float *m, float *acc) {
+    const rl_kv_basis *b = a->kv->low->basis;
+    size_t dim = a->kv->layers[a->layer].v.dim;
+    const float *out = rl_kv_basis_of(a->kv, b, a->layer, true) + h * dim * b->rank_v;
+    for (size_t r = 0; r < rows; r++) {
+        float w = local->m_low[r] == m[r] ? 1.0f : expf(local->m_low[r] - m[r]);
+        for (size_t i = 0; i < dim; i++) acc[r * c->ld_acc + i] *= w;
+        rl_kv_expand(local->acc_low + r * c->ld_acc, out, dim, b->rank_v, acc + r * c->ld_acc);
+    }
+}
+
 void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
                    size_t h, size_t block, size_t s, float *m, float *l, float *acc) {
-    const rl_kv_layer *layer = &a->kv->layers[a->layer];
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     size_t rows = (t1 - t0) * c->group, lo, hi, skip;
     for (size_t r = 0; r < rows; r++) {
@@ -154,10 +187,22 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
         from = from > start ? from : start;
         to = to < stop ? to : stop;
     }
+    float *into = acc;
     for (size_t page = from / RL_PAGE_TOKENS; page * RL_PAGE_TOKENS < to; page++) {
-        size_t base = page * RL_PAGE_TOKENS, n_tok = hi - base < RL_PAGE_TOKENS ? hi - base : RL_PAGE_TOKENS;
+        size_t base = page * RL_PAGE_TOKENS, n_tok = hi - base < RL_PAGE_TOKENS ? hi - base : RL_PAGE_TOKENS, at;
+        const rl_kv_layer *layer = rl_kv_layer_of(a->kv, a->layer, page, &at);
+        bool low = layer != &a->kv->layers[a->layer];
+        if (low && into == acc) {
+            memcpy(local->m_low, m, rows * sizeof *m);
+            memset(local->acc_low, 0, rows * c->ld_acc * sizeof *acc);
+            into = local->acc_low;
+        } else if (!low && into != acc) {
+            fold_low(a, c, local, h, rows, m, acc);
+            into = acc;
+        }
         rl_attn_page_scores(a, p, c, local, h, block, page);
         p->softmax(local->s, rows, m, l, local->corr);
-        weigh_page(p, c, local, layer, h, page, rows, n_tok, acc);
+        weigh_page(p, c, local, layer, h, at, rows, n_tok, into);
     }
+    if (into != acc) fold_low(a, c, local, h, rows, m, acc);
 }

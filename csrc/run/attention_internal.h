@@ -45,7 +45,8 @@ typedef struct rl_attn_local {
     float *q, *q_scale; // q as floats, or as int16 in the same room
     float *kt, *vt, *s;
     float *m, *l, *corr, *acc;
-    size_t have_h, have_block; // whose queries are in q; SIZE_MAX for none
+    float *q_low, *q_low_scale, *acc_low, *m_low; // the same queries for compressed pages; their sums; m before them
+    size_t have_h, have_block;                    // whose queries are in q; SIZE_MAX for none
 } rl_attn_local;
 
 /// Prepares the queries of a block (rotation, scale, format), unless they are there already.

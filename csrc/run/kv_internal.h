@@ -47,6 +47,20 @@ typedef struct rl_kv_layer {
     rl_slot *originals, *spares;
 } rl_kv_layer;
 
+struct rl_kv_basis {
+    atomic_int refs;
+    size_t rank_k, rank_v, n; // n values
+    size_t *at;               // by layer, where its parts begin
+    float *values;
+};
+
+// Pages 1 .. of a cache as those of another one with shorter heads (kv_low.c).
+typedef struct rl_kv_low {
+    rl_kv *kv;
+    rl_kv_basis *basis;
+    size_t *layer_of; // of the other cache; SIZE_MAX: not compressed
+} rl_kv_low;
+
 struct rl_kv {
     rl_kv_config config;
     rl_kv_layer_config *layer_config;
@@ -55,6 +69,8 @@ struct rl_kv {
     size_t dropped; // tokens evicted between the sinks and what follows them
     bool stale;     // values beyond the length may lie in the last pages (after a rewind)
     rl_arena *arena;
+    rl_kv_low *low;       // NULL: nothing is compressed
+    bool is_low;          // it is the one of another cache
     _Atomic(void *) plan; // kernels chosen by the first attention call (attention.c), freed with free()
 };
 
@@ -69,6 +85,24 @@ bool rl_kv_has_originals(const rl_kv *kv, size_t layer);
 void rl_kv_forget_evicted(rl_kv *kv);
 /// Turns the keys of all tokens of a page, as they are stored.
 void rl_kv_turn_page(const rl_kv *kv, size_t layer, uint8_t *page, rl_kv_turn_fn turn, void *arg);
+
+// kv_low.c
+rl_status rl_kv_low_create(rl_kv_low **out, const rl_kv *kv, rl_kv_basis *basis, rl_err *err);
+void rl_kv_low_free(rl_kv_low *low);
+rl_status rl_kv_low_fork(const rl_kv *kv, rl_kv *to, rl_err *err);
+size_t rl_kv_low_bytes(const rl_kv *kv);
+/// out[j] = sum of x[i] m[i][j], and out[i] += sum of x[j] m[i][j].
+void rl_kv_project(const float *x, const float *m, size_t dim, size_t rank, float *out);
+void rl_kv_expand(const float *x, const float *m, size_t dim, size_t rank, float *out);
+/// The layer that holds `page`, and its place there: of the cache itself, or of its compressed pages.
+static inline const rl_kv_layer *rl_kv_layer_of(const rl_kv *kv, size_t layer, size_t page, size_t *at) {
+    *at = page;
+    const rl_kv_low *low = kv->low;
+    if (!low || !page || low->layer_of[layer] == SIZE_MAX || (page - 1) * RL_PAGE_TOKENS >= low->kv->length)
+        return &kv->layers[layer];
+    *at = page - 1;
+    return &low->kv->layers[low->layer_of[layer]];
+}
 
 rl_status rl_arena_create(rl_arena **out, const rl_kv *kv, rl_err *err);
 void rl_arena_close(rl_arena *a); // the owner leaves

@@ -13,6 +13,7 @@ typedef struct kv_header {
     uint32_t magic, version;
     uint32_t type_k, type_v, layout, rotate, page_tokens, n_layer;
     uint64_t length, n_ctx, sinks, dropped; // n_ctx and sinks 0: no eviction
+    uint64_t compressed, rank_k, rank_v;    // tokens behind the first page; their basis and cache come first
 } kv_header;
 
 typedef struct kv_layer_header {
@@ -28,12 +29,33 @@ static rl_status get(rl_read_fn read, void *arg, void *data, size_t n, rl_err *e
                               : rl_fail_format(err, NULL, NULL, UINT64_MAX, "the saved KV cache ends too early");
 }
 
+static rl_status save_low(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err) {
+    if (!kv->low) return RL_OK;
+    RL_TRY(put(write, arg, kv->low->basis->values, kv->low->basis->n * sizeof(float), err));
+    return rl_kv_save(kv->low->kv, write, arg, err);
+}
+
 rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err) {
     const rl_kv_config *c = &kv->config;
-    kv_header h = {KV_MAGIC,  KV_VERSION,     (uint32_t)c->type_k,  (uint32_t)c->type_v, (uint32_t)c->layout,
-                   c->rotate, RL_PAGE_TOKENS, (uint32_t)c->n_layer, kv->length,          c->evict ? c->n_ctx : 0,
-                   c->sinks,  kv->dropped};
+    size_t rank_k, rank_v;
+    rl_kv_ranks(kv, &rank_k, &rank_v);
+    kv_header h = {.magic = KV_MAGIC,
+                   .version = KV_VERSION,
+                   .type_k = (uint32_t)c->type_k,
+                   .type_v = (uint32_t)c->type_v,
+                   .layout = (uint32_t)c->layout,
+                   .rotate = c->rotate,
+                   .page_tokens = RL_PAGE_TOKENS,
+                   .n_layer = (uint32_t)c->n_layer,
+                   .length = kv->length,
+                   .n_ctx = c->evict ? c->n_ctx : 0,
+                   .sinks = c->sinks,
+                   .dropped = kv->dropped,
+                   .compressed = rl_kv_compressed(kv),
+                   .rank_k = rank_k,
+                   .rank_v = rank_v};
     RL_TRY(put(write, arg, &h, sizeof h, err));
+    RL_TRY(save_low(kv, write, arg, err));
     size_t end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < c->n_layer; i++) {
         const rl_kv_layer *l = &kv->layers[i];
@@ -41,7 +63,8 @@ rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err)
         size_t first = l->first < end ? l->first : end;
         kv_layer_header lh = {lc->n_head_kv, lc->dim_k, lc->dim_v, lc->window, first, end};
         RL_TRY(put(write, arg, &lh, sizeof lh, err));
-        for (size_t p = first; p < end; p++) RL_TRY(put(write, arg, l->slots[p].data, l->page_bytes, err));
+        for (size_t p = first; p < end; p++)
+            if (l->slots[p].data) RL_TRY(put(write, arg, l->slots[p].data, l->page_bytes, err)); // else compressed
         for (size_t p = 0; rl_kv_has_originals(kv, i) && p < c->sinks / RL_PAGE_TOKENS; p++)
             RL_TRY(put(write, arg, l->originals[p].data, l->page_bytes, err));
     }
@@ -117,8 +140,10 @@ static rl_status load_layer(rl_kv *kv, size_t i, size_t length, rl_read_fn read,
             }
             continue;
         }
-        RL_TRY(rl_page_alloc(kv, i, &l->slots[p], err));
+        size_t at;
         l->n_pages = p + 1;
+        if (rl_kv_layer_of(kv, i, p, &at) != l) continue;
+        RL_TRY(rl_page_alloc(kv, i, &l->slots[p], err));
         RL_TRY(get(read, arg, l->slots[p].data, l->page_bytes, err));
     }
     for (size_t p = 0; rl_kv_has_originals(kv, i) && p < kv->config.sinks / RL_PAGE_TOKENS; p++) {
@@ -128,12 +153,32 @@ static rl_status load_layer(rl_kv *kv, size_t i, size_t length, rl_read_fn read,
     return RL_OK;
 }
 
+static rl_status load_low(rl_kv *kv, const kv_header *h, rl_read_fn read, void *arg, rl_err *err) {
+    if (!h->compressed && !h->rank_k && !h->rank_v) return RL_OK;
+    if (kv->config.evict || kv->is_low || !h->compressed || h->compressed % RL_PAGE_TOKENS ||
+        h->compressed > h->length || h->length - h->compressed < RL_PAGE_TOKENS)
+        return rl_fail_format(err, NULL, NULL, 64, "the saved KV cache cannot have %llu compressed tokens",
+                              (unsigned long long)h->compressed);
+    rl_kv_basis *basis;
+    if (h->rank_k > RL_ATTN_MAX_DIM || h->rank_v > RL_ATTN_MAX_DIM)
+        return rl_fail_format(err, NULL, NULL, 72, "the ranks of the saved KV cache are damaged");
+    RL_TRY(rl_kv_basis_create(&basis, kv, h->rank_k, h->rank_v, err));
+    rl_status st = get(read, arg, basis->values, basis->n * sizeof(float), err);
+    if (st == RL_OK) st = rl_kv_low_create(&kv->low, kv, basis, err);
+    if (st == RL_OK) st = rl_kv_load(kv->low->kv, read, arg, err);
+    if (st == RL_OK && rl_kv_compressed(kv) != h->compressed)
+        st = rl_fail_format(err, NULL, NULL, 64, "the saved KV cache says %llu compressed tokens and has %zu",
+                            (unsigned long long)h->compressed, rl_kv_compressed(kv));
+    rl_kv_basis_free(basis);
+    return st;
+}
+
 rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err) {
     kv_header h;
     RL_TRY(get(read, arg, &h, sizeof h, err));
     RL_TRY(check(kv, &h, err));
     RL_TRY(rl_kv_rewind(kv, 0, err));
-    rl_status st = RL_OK;
+    rl_status st = load_low(kv, &h, read, arg, err);
     kv->dropped = h.dropped; // whose originals load_layer reads
     for (size_t i = 0; i < kv->config.n_layer && st == RL_OK; i++) st = load_layer(kv, i, h.length, read, arg, err);
     kv->length = h.length;
@@ -147,6 +192,8 @@ rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err) {
             for (size_t p = 0; p < kv->config.sinks / RL_PAGE_TOKENS; p++) rl_page_release(&l->originals[p]);
         }
         kv->length = kv->dropped = 0;
+        rl_kv_low_free(kv->low);
+        kv->low = NULL;
     }
     return st;
 }

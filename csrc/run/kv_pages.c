@@ -269,6 +269,13 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
                        "cannot rewind to %zu tokens: positions %zu to %zu were evicted when there were %zu, which is "
                        "the least (or at most the %zu sinks)",
                        asked, sinks, sinks + dropped, evicted_at, sinks);
+    size_t compressed = kv->low ? RL_PAGE_TOKENS + rl_kv_compressed(kv) : 0;
+    if (n > RL_PAGE_TOKENS && n < compressed)
+        return rl_fail(
+            err, RL_ERR_ARG,
+            "cannot rewind to %zu tokens: positions %d to %zu are compressed, so %zu is the least (or at most "
+            "%d)",
+            asked, RL_PAGE_TOKENS, compressed, compressed, RL_PAGE_TOKENS);
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         size_t first = rl_kv_first(kv, i), w = kv->config.layers[i].window;
         if (!w || !first || n == kv->length || n == 0) continue;
@@ -280,6 +287,10 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
                            asked, i, w, first + dropped, least + dropped);
     }
     if (to_sinks) rl_kv_forget_evicted(kv);
+    if (n < compressed) {
+        rl_kv_low_free(kv->low);
+        kv->low = NULL;
+    }
     size_t keep = (n + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         rl_kv_layer *l = &kv->layers[i];
@@ -298,6 +309,11 @@ rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err) {
     copy->length = kv->length;
     copy->stale = kv->stale;
     copy->dropped = kv->dropped;
+    rl_status low = rl_kv_low_fork(kv, copy, err);
+    if (low != RL_OK) {
+        rl_kv_free(copy);
+        return low;
+    }
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         const rl_kv_layer *from = &kv->layers[i];
         rl_kv_layer *to = &copy->layers[i];
@@ -305,7 +321,7 @@ rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err) {
         for (size_t p = to->first; p < end; p++) {
             if (p < full) {
                 to->slots[p] = from->slots[p];
-                rl_page_hold(&to->slots[p]);
+                if (to->slots[p].data) rl_page_hold(&to->slots[p]);
             } else {
                 rl_status st = rl_page_alloc(copy, i, &to->slots[p], err);
                 if (st != RL_OK) {

@@ -163,6 +163,7 @@ void rl_kv_prefetch(const rl_kv *kv, size_t layer, size_t length, int ith, int n
     // The last page first: it is written, too, and keys of one token lie in as many lines as those of 16.
     for (size_t page = (length - 1) / RL_PAGE_TOKENS + 1; page-- > l->first;) {
         const uint8_t *data = l->slots[page].data;
+        if (!data) return; // compressed from here on
         size_t n = length - page * RL_PAGE_TOKENS;
         if (n > RL_PAGE_TOKENS) n = RL_PAGE_TOKENS;
         size_t nk = l->k.head / RL_PAGE_TOKENS * ((n + 15) & ~(size_t)15), nv = l->v.head / RL_PAGE_TOKENS * n;
@@ -195,6 +196,18 @@ void rl_kv_turn_page(const rl_kv *kv, size_t layer, uint8_t *page, rl_kv_turn_fn
         }
 }
 
+// A row of a compressed page as it is meant: (dim) values, rotated for none.
+static void load_expanded(const rl_kv *kv, size_t layer, const rl_kv_layer *held, bool is_v, const uint8_t *side,
+                          size_t h, size_t t, float *out) {
+    const rl_attn_side *short_side = is_v ? &held->v : &held->k;
+    size_t dim = is_v ? kv->layers[layer].v.dim : kv->layers[layer].k.dim, rank = short_side->dim;
+    float x[RL_ATTN_MAX_DIM];
+    load_row(short_side, is_v, side, h, t, x);
+    if (!is_v && kv->config.rotate) rl_hadamard(x, rank);
+    memset(out, 0, dim * sizeof *out);
+    rl_kv_expand(x, rl_kv_basis_of(kv, kv->low->basis, layer, is_v) + h * dim * rank, dim, rank, out);
+}
+
 rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_t p0, size_t p1, float *out,
                      rl_err *err) {
     if (layer >= kv->config.n_layer)
@@ -206,8 +219,15 @@ rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_
     const rl_kv_layer *l = &kv->layers[layer];
     const rl_attn_side *s = want_v ? &l->v : &l->k;
     for (size_t p = p0; p < p1; p++) {
-        const uint8_t *side = l->slots[p / RL_PAGE_TOKENS].data + (want_v ? l->k.bytes : 0);
+        size_t at;
+        const rl_kv_layer *held = rl_kv_layer_of(kv, layer, p / RL_PAGE_TOKENS, &at);
+        const uint8_t *side = held->slots[at].data + (want_v ? held->k.bytes : 0);
         for (size_t h = 0; h < s->n_head; h++) {
+            if (held != l) {
+                load_expanded(kv, layer, held, want_v, side, h, p % RL_PAGE_TOKENS, out);
+                out += s->dim;
+                continue;
+            }
             load_row(s, want_v, side, h, p % RL_PAGE_TOKENS, out);
             if (!want_v && !raw && kv->config.rotate) rl_hadamard(out, s->dim);
             out += s->dim;

@@ -141,6 +141,7 @@ void rl_kv_free(rl_kv *kv) {
             for (size_t p = 0; p < 2 * kv->config.sinks / RL_PAGE_TOKENS; p++) rl_page_release(&l->originals[p]);
             free(l->slots);
         }
+    rl_kv_low_free(kv->low);
     if (kv->arena) rl_arena_close(kv->arena);
     free(kv->layers);
     free(kv->layer_config);
@@ -163,11 +164,12 @@ static size_t used_slots(const rl_kv *kv, const rl_kv_layer *l) {
 }
 
 size_t rl_kv_bytes_in_use(const rl_kv *kv) {
-    size_t n = 0;
-    for (size_t i = 0; i < kv->config.n_layer; i++)
-        n += (used_slots(kv, &kv->layers[i]) - kv->layers[i].first +
-              (rl_kv_has_originals(kv, i) ? kv->config.sinks / RL_PAGE_TOKENS : 0)) *
-             kv->layers[i].page_bytes;
+    size_t n = rl_kv_low_bytes(kv);
+    for (size_t i = 0; i < kv->config.n_layer; i++) {
+        const rl_kv_layer *l = &kv->layers[i];
+        for (size_t p = l->first; p < used_slots(kv, l); p++) n += l->slots[p].data ? l->page_bytes : 0;
+        if (rl_kv_has_originals(kv, i)) n += kv->config.sinks / RL_PAGE_TOKENS * l->page_bytes;
+    }
     return n;
 }
 
@@ -176,7 +178,7 @@ size_t rl_kv_n_pages(const rl_kv *kv, size_t layer) {
 }
 
 const void *rl_kv_page(const rl_kv *kv, size_t layer, size_t page, bool want_v, size_t *bytes) {
-    const rl_kv_layer *l = &kv->layers[layer];
+    const rl_kv_layer *l = rl_kv_layer_of(kv, layer, page, &page);
     if (bytes) *bytes = want_v ? l->v.bytes : l->k.bytes;
     if (page < l->first || page >= l->n_pages) return NULL;
     return l->slots[page].data + (want_v ? l->k.bytes : 0);
@@ -184,7 +186,7 @@ const void *rl_kv_page(const rl_kv *kv, size_t layer, size_t page, bool want_v, 
 
 rl_kv_hold rl_kv_page_hold(const rl_kv *kv, size_t layer, size_t page) {
     rl_kv_hold hold = {0, 0};
-    const rl_kv_layer *l = &kv->layers[layer];
+    const rl_kv_layer *l = rl_kv_layer_of(kv, layer, page, &page);
     if (page < l->first || page >= l->n_pages) return hold;
     rl_page_hold(&l->slots[page]);
     hold.arena = l->slots[page].arena;

@@ -78,6 +78,18 @@ rl_status rl_kv_evict(rl_kv *kv, rl_kv_turn_fn turn, void *arg, rl_err *err);
 /// windowed layers still hold, or behind the last eviction: RL_ERR_ARG naming the least n and the asked one. Up to the
 /// sinks everything is there.
 rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err);
+/// The matrices that compress the pages of the layers without window: of each KV head orthonormal columns, float32
+/// (head, dim, rank), for K and for V. The caller fills them in.
+typedef struct rl_kv_basis rl_kv_basis;
+rl_status rl_kv_basis_create(rl_kv_basis **out, const rl_kv *kv, size_t rank_k, size_t rank_v, rl_err *err);
+float *rl_kv_basis_of(const rl_kv *kv, const rl_kv_basis *b, size_t layer, bool is_v);
+void rl_kv_basis_free(rl_kv_basis *b); // drops the caller's reference
+/// Compresses the pages from position 64, or from where an earlier call ended, to `end`. basis: of the first call; NULL
+/// of those that go on. RL_ERR_ARG where that is not possible; then nothing has changed.
+rl_status rl_kv_compress(rl_kv *kv, size_t end, rl_kv_basis *basis, rl_err *err);
+/// Tokens behind the first 64 that are compressed, and the ranks (0 without).
+size_t rl_kv_compressed(const rl_kv *kv);
+void rl_kv_ranks(const rl_kv *kv, size_t *rank_k, size_t *rank_v);
 /// First position that `layer` still holds.
 size_t rl_kv_first(const rl_kv *kv, size_t layer);
 /// Copies positions p0..p1 of a layer as float32 (pos, head, dim). raw: as stored (rotated), else un-rotated.

@@ -65,6 +65,8 @@ _LAZY = {
     "sweep": "rooflm.diagnosis.sweeps",
     "tune": "rooflm.diagnosis.tuning",
     "compare": "rooflm.quantization.compare",
+    "KvLoss": "rooflm.quantization.kv_loss",
+    "kv_loss": "rooflm.quantization.kv_loss",
     "Comparison": "rooflm.quantization.compare",
     "diff_files": "rooflm.quantization.diff",
     "check_claims": "rooflm.quantization.claims",
@@ -91,6 +93,7 @@ if _TYPE_CHECKING:
     from rooflm.quantization.imatrix import IMatrix, imatrix
     from rooflm.quantization.quantize import quantize
     from rooflm.quantization.compare import Comparison, compare
+    from rooflm.quantization.kv_loss import KvLoss, kv_loss
     from rooflm._kernels import kernels, linear
     from rooflm.measuring.bench import bench
     from rooflm.measuring.explain import explain
@@ -152,6 +155,8 @@ __all__ = [
     "ceiling",
     "check_claims",
     "compare",
+    "KvLoss",
+    "kv_loss",
     "compare_layers",
     "diff_files",
     "doctor",

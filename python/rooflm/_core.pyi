@@ -170,6 +170,7 @@ class KVPage(tuple[Any, ...]):
     k_scales: Optional[_F32]
     v: np.ndarray[Any, Any]
     v_scales: Optional[_F32]
+    ranks: Optional[tuple[int, int]]
 
 class KVLayer:
     @property
@@ -404,6 +405,9 @@ class Session:
     evicted: int
     room: int
     _step_room: int
+    _compressed: tuple[int, int, int]
+    _whole_layers: list[bool]
+    def _compress(self, end: int, rank_k: int, rank_v: int, basis: Any, /) -> None: ...
     compute: str
     kv_type: str
     isa: str

@@ -293,7 +293,7 @@ class Session(Closing):
 
     n_ctx = property(lambda self: self._c.n_ctx, doc="Positions this session can hold.")
     n_past = property(lambda self: self._c.n_past, doc="Positions of the text so far, with those evicted.")
-    room = property(lambda self: self._c.room, doc="Positions that may come; with evict= the talk is not bounded by n_ctx.")
+    room = property(lambda self: self._c.room, doc="Positions that may come; with evict= more than n_ctx.")
     evicted = property(lambda self: self._c.evicted, doc="Positions dropped behind the sinks, see held.")
     n_threads = property(lambda self: self._c.n_threads, doc="Threads in use.")
     placement = property(
@@ -410,6 +410,29 @@ class Session(Closing):
         place before the last eviction and behind the sinks, is an error that gives the numbers."""
         self._c.rewind(n)
         self._pending.clear()
+
+    @checked_keywords
+    def compress(self, *, rank: Union[None, int, str] = None, recent: int = 512) -> dict[str, Any]:
+        """Compresses the pages of all but the first 64 and the latest `recent` positions; a record of what that did.
+
+        rank    of K and V: 48, or apart "48/32", at most the values of a head. Needed the first time; later calls
+                compress what has become old since then by the same basis and leave it out
+        recent  positions that stay whole, in whole pages at least so many
+
+        The record has ranks, positions [first, end), tokens, kv_nbytes_before and kv_nbytes (with the basis), k_error
+        and v_error (|x - x'| / |x|; None where an earlier basis was used), seconds. Layers with a window stay whole.
+        rooflm.kv_loss measures what it costs. rewind() goes back to the end of what is compressed, or to 64 and before,
+        where nothing is. See rooflm.compression.
+        """
+        from rooflm.compression import compress
+
+        return compress(self, rank, recent)
+
+    @property
+    def compressed(self) -> Optional[dict[str, Any]]:
+        """{"positions": [first, end), "ranks": [of K, of V]} of compressed pages; None where there are none."""
+        n, rank_k, rank_v = self._c._compressed
+        return {"positions": [64, 64 + n], "ranks": [rank_k, rank_v]} if n else None
 
     def fork(self) -> Session:
         """A second session with the same past; pages of the cache are shared until they differ."""
@@ -588,6 +611,9 @@ class Session(Closing):
         if self.evict is not None:
             held = " and ".join(f"{first} to {end - 1}" for first, end in self.held if end > first) or "none"
             past = f"{self.n_past} positions, holds {held} (evict {self.evict})"
+        if self.compressed is not None:
+            first, end = self.compressed["positions"]
+            past += f", {first} to {end - 1} at rank {'/'.join(map(str, self.compressed['ranks']))}"
         return (
             f"<Session {past}, kv {self.kv_type}, "
             f"compute {self.compute}, {self.n_threads} threads>"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Callable
 
-from rooflm._arguments import COMPUTE, MODEL_HELP, plot_argument, positive, session_arguments
+from rooflm._arguments import COMPUTE, MODEL_HELP, listed, natural, plot_argument, positive, session_arguments
 
 WHERE = "quantization.commands"
 
@@ -25,6 +25,20 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     p.add_argument("--rope-base", type=float, help="of the models: another base for RoPE")
     _threads(p)
     plot_argument(p, "KL by position, or of each model")
+
+    p = command("kv-loss", WHERE, "what smaller KV caches cost and save: types, eviction, compressed pages")
+    p.add_argument("model", help=MODEL_HELP)
+    p.set_defaults(function="kv_loss")
+    _text(p, ctx=2048)
+    p.add_argument("--full", default="f16", metavar="TYPE", help="type of the full cache (default f16)")
+    p.add_argument("--kv", type=listed(str), default=[], metavar="T,T", help="types, such as q8_0,q8_0/f16")
+    p.add_argument("--evict", type=listed(str), default=[], metavar="S+R,...", help="keep the first S, latest R tokens")
+    p.add_argument("--rank", type=listed(str), default=[], metavar="R,...", help="of old pages, K/V as in 48/32")
+    p.add_argument("--recent", type=natural, default=256, help="tokens that --rank leaves whole (default 256)")
+    p.add_argument("--compute", choices=COMPUTE, default="int16", help="default int16")
+    p.add_argument("--repeats", type=positive, default=5, help="turns of 16 timed tokens (default 5)")
+    _threads(p)
+    plot_argument(p, "KL over bytes")
 
     p = command("diff", WHERE, "what differs between two files: metadata, types, and the values of each tensor")
     p.add_argument("a", metavar="A", help=MODEL_HELP)
@@ -81,9 +95,9 @@ def add_comparing(command: Callable[[str, str, str], argparse.ArgumentParser]) -
     plot_argument(p, "errors by layer")
 
 
-def _text(p: argparse.ArgumentParser, windows: str = "all") -> None:
+def _text(p: argparse.ArgumentParser, windows: str = "all", ctx: int = 512) -> None:
     p.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text")
-    p.add_argument("--ctx", type=positive, default=512, help="tokens per window (default 512)")
+    p.add_argument("--ctx", type=positive, default=ctx, help=f"tokens per window (default {ctx})")
     p.add_argument("--windows", type=positive, help=f"how many windows from the start (default {windows})")
 
 

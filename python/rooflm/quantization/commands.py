@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that compare and explain quantizations: compare, budget, layers, sensitivity, diff, evaluate."""
+"""Commands that compare and explain quantizations: compare, kv-loss, budget, layers, sensitivity, diff, evaluate."""
 
 from __future__ import annotations
 
@@ -47,6 +47,29 @@ def compare(args: argparse.Namespace) -> int:
         progress=False if args.json else None,
     )
     _answer(result[0] if len(result) == 1 else result, args)
+    return 0
+
+
+def kv_loss(args: argparse.Namespace) -> int:
+    import rooflm
+    from rooflm.fetching import resolve_model
+
+    settings: list[dict[str, Any]] = [{"kv": kv} for kv in args.kv]
+    settings += [{"evict": evict} for evict in args.evict]
+    settings += [{"rank": rank, "recent": args.recent} for rank in args.rank]
+    result = rooflm.kv_loss(
+        resolve_model(args.model),
+        Path(args.text),
+        settings or None,
+        ctx=args.ctx,
+        windows=args.windows,
+        kv=args.full,
+        compute=args.compute,
+        repeats=args.repeats,
+        n_threads=args.threads,
+        progress=False if args.json else None,
+    )
+    _answer(result, args)
     return 0
 
 

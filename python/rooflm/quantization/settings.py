@@ -183,13 +183,14 @@ REFERENCE_BYTES = 128 << 20  # of reference logits held at once
 
 
 def stream(
-    reference: Session, others: Sequence[Session], windows: Windows, before: Any = None
+    reference: Session, others: Sequence[Session], windows: Windows, before: Any = None, halfway: Any = None
 ) -> list[dict[str, np.ndarray]]:
     """The reference's distributions against those of each other session: per session the arrays of
     _core._contrast_rows as (windows, scored).
 
     Logits of the reference are held for as many positions as REFERENCE_BYTES allows, at least one block, and nothing is
-    written anywhere. All sessions see the same batches. before(i): called before window i.
+    written anywhere. All sessions see the same batches. before(i): called before window i; halfway(): when all sessions
+    hold what is not scored.
     """
     rows = max(16, REFERENCE_BYTES // (4 * reference.model.n_vocab))
     parts: list[list[dict[str, np.ndarray]]] = [[] for _ in others]
@@ -199,6 +200,11 @@ def stream(
         for s in (reference, *others):
             s.rewind(0)
         done, start = 0, windows.start
+        if halfway is not None:
+            for s in (reference, *others):
+                s.eval(window[:start], logits="none")
+            halfway()
+            done = start
         while start < windows.ctx - 1:
             end = min(start + rows, windows.ctx - 1)
             piece, first = window[done:end], start - done
