@@ -11,6 +11,7 @@ from typing import Any, Iterator, Optional
 
 from rooflm._output import answer, clip, emit, megabytes, show, show_layers, table
 
+OVERLAP = {"auto": "auto", "on": True, "off": False}
 TRACE_CAPACITY = 1 << 20  # operations; some 270 for a token of a model with 30 layers
 
 
@@ -193,10 +194,11 @@ def _closing_line(generation: Any) -> str:
 
     d = generation.to_dict()
     first = "-" if d["ttft_s"] is None else f"{1e3 * d['ttft_s']:.0f} ms"
+    hidden = f" ({1e3 * d['hidden_s']:.0f} ms of the steps beside the output)" if d["n_ahead"] else ""
     drafted = "" if d["draft"] is None else f", {d['n_accepted']} of {d['n_proposed']} proposed accepted"
     return (
         f"[{d['n_prompt']} prompt tokens at {rate(d['prefill_tps'])}, first token after {first}, "
-        f"{d['n_generated']} tokens at {rate(d['decode_tps'])}{drafted}, ended by {d['stop_reason']}]"
+        f"{d['n_generated']} tokens at {rate(d['decode_tps'])}{hidden}{drafted}, ended by {d['stop_reason']}]"
     )
 
 
@@ -230,8 +232,9 @@ def run(args: argparse.Namespace) -> int:
     model = rooflm.Model(resolve_model(args.model))
     with model.session(**session_options(args)) as session, traced(session, args.trace), _drafting(args) as drafting:
         generation = session.generate(
-            prompt, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop, special=args.special, **drafting
-        )
+            prompt, max_tokens=args.n, sampler=make_sampler(args), stop=args.stop, special=args.special,
+            overlap=OVERLAP[args.overlap], **drafting
+        )  # fmt: skip
         stopped = _stream(generation, args.json)
         if args.json:
             emit(generation.to_dict())
@@ -279,8 +282,9 @@ def chat(args: argparse.Namespace) -> int:
                     continue
             messages.append({"role": "user", "content": said})
             generation = session.chat(
-                messages, max_tokens=args.n, sampler=sampler, stop=args.stop, template=template, **drafting
-            )
+                messages, max_tokens=args.n, sampler=sampler, stop=args.stop, template=template,
+                overlap=OVERLAP[args.overlap], **drafting
+            )  # fmt: skip
             stopped = _stream(generation, args.json)
             if args.json:
                 emit(generation.to_dict())

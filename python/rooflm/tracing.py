@@ -352,14 +352,14 @@ class Trace:
 
 def overlap_text(found: dict[str, Any]) -> str:
     """Trace.overlap() in words."""
-    text = f"{found['steps']} steps run ahead, {1e3 * found['time_s']:.3g} ms"
+    text = f"{found['steps']} steps run ahead, {1e3 * found['time_s']:.1f} ms"
     if found["steps"]:
         text += (
-            f", of which {1e3 * found['hidden_s']:.3g} ms ({100 * found['hidden_share']:.0f} %) passed beside the "
+            f", of which {1e3 * found['hidden_s']:.1f} ms ({100 * found['hidden_share']:.0f} %) passed beside the "
             "caller's code and the making of text"
         )
     if found["taken_back"]:
-        text += f"; {found['taken_back']} taken back, {1e3 * found['taken_back_s']:.3g} ms"
+        text += f"; {found['taken_back']} taken back, {1e3 * found['taken_back_s']:.1f} ms"
     return text
 
 

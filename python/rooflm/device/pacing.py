@@ -19,8 +19,10 @@ READ_EVERY_S = 0.25  # zones answer slowly: reading them for each token would on
 class Pacer:
     """Iterates over anything and inserts idle time:
 
-        for piece in Pacer(below_c=75)(session.generate(prompt)):
+        for piece in Pacer(below_c=75)(session.generate(prompt, overlap=False)):
             print(piece, end="")
+
+    (Without overlap=False the next step would run during the pause.)
 
     below_c     pauses while the processor is hotter: pauses grow while it stays so and shrink below it. ValueError
                 where no temperature can be read.
