@@ -77,7 +77,7 @@ def generation_arguments(p: argparse.ArgumentParser, n: int) -> None:
                    "words before) or a smaller model of the same vocabulary")  # fmt: skip
     p.add_argument("--n-draft", type=positive, default=4, help="most tokens proposed at once (default 4)")
     p.add_argument("--overlap", choices=("auto", "on", "off"), default="auto",
-                   help="run the next step beside the output: auto, the default, where the output takes long")  # fmt: skip
+                   help="run the next step beside the output; auto, the default: where that takes long")  # fmt: skip
     p.add_argument("--cpus", help='pin the workers, such as "0-3,6"')
     p.add_argument("--kernel", help="kernel to use, see rooflm kernels")
     p.add_argument("--stats", action="store_true", help="a closing line with the speeds on standard error")
