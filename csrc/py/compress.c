@@ -61,6 +61,7 @@ PyObject *rl_py_session_compress(py_session *self, PyObject *args) {
         return NULL;
     }
     if (rl_py_session_enter(st, self) < 0) return NULL;
+    rl_session_forget(self->s); // a step run ahead has seen what is compressed now
     rl_kv *kv = self->s->kv;
     rl_kv_basis *basis = NULL;
     if (list != Py_None && !(basis = basis_of(st, kv, list, (size_t)rank_k, (size_t)rank_v))) {

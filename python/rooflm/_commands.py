@@ -11,7 +11,7 @@ from typing import Any, Iterator, Optional
 
 from rooflm._output import answer, clip, emit, megabytes, show, show_layers, table
 
-OVERLAP = {"auto": "auto", "on": True, "off": False}
+OVERLAP: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
 TRACE_CAPACITY = 1 << 20  # operations; some 270 for a token of a model with 30 layers
 
 
