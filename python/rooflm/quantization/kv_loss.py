@@ -2,8 +2,8 @@
 """What a smaller KV cache costs: types, eviction and compressed pages against the full one: quality, bytes, speed.
 
 Quality is that of rooflm.compare: windows of a text, the second half of each scored, KL(full || setting). Pages are
-compressed once, when half of a window has been read. Bytes and speed are those of sessions that hold a window, one token
-at a time, the settings by turns.
+compressed once, when half of a window has been read. Bytes and speed are those of sessions that hold a window, one
+token at a time, the settings by turns.
 """
 
 from __future__ import annotations
