@@ -100,6 +100,17 @@ def test_attention_is_that_of_numpy(llama, tokens, rank, kv, bound, layout):
         assert error(got, right(llama, s, tokens)) < bound
 
 
+@pytest.mark.parametrize("layout", ["tile", "head"])
+@pytest.mark.parametrize("chunk", [1, 8, 60])
+def test_ranks_and_rows_beyond_a_page(tmp_path, tokens, chunk, layout):
+    """More than 64 of either: heads of 80 values, ten queries for each key."""
+    path = tiny_model(tmp_path / "m.gguf", width=64, n_head=10, n_kv=1, head_dim=80, n_ctx=4096, seed=13)
+    with session(path, layout=layout) as s:
+        s.eval(tokens[:OLD], logits="none")
+        s.compress(rank="66/70", recent=RECENT)
+        assert error(run(s, tokens[OLD:], chunk), right(path, s, tokens)) < 2e-5
+
+
 def test_windowed_layers_stay_whole(gemma, tokens):
     with session(gemma) as s, session(gemma) as plain:
         for one in (s, plain):
@@ -277,7 +288,7 @@ def test_a_batch_reads_compressed_pages(llama, tokens):
         batch.eval([a], [tokens[:OLD]])
         s.eval(tokens[:OLD], logits="none")
         for core in (a._core, s._c):
-            core._compress(END, 16, 16, [(q, q)] * 2)
+            core._compress(END, 16, 16, [(q, q.transpose(0, 2, 1))] * 2)
         got = batch.eval([a, b], [tokens[OLD : OLD + 20], tokens[:20]])
         assert error(got[:1], right(llama, s, tokens)[19:20]) < 2e-5
         with session(llama) as plain:
@@ -285,6 +296,10 @@ def test_a_batch_reads_compressed_pages(llama, tokens):
 
 
 # ---- what is refused ----
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
 
 
 def test_what_cannot_be_right(llama, tokens):
@@ -299,9 +314,10 @@ def test_what_cannot_be_right(llama, tokens):
             s.compress(rank=8, recent=-1)
         for end in (63, 64 * 6, 128 + 1):
             with pytest.raises(ValueError, match="cannot compress up to"):
-                s._c._compress(end, 8, 8, [(np.zeros((2, 24, 8), np.float32),) * 2] * 2)
-        with pytest.raises(ValueError, match=r"\(2, 24, 8\)"):
-            s._c._compress(128, 8, 8, [(np.zeros((2, 24, 7), np.float32),) * 2] * 2)
+                s._c._compress(end, 8, 8, [(zeros(2, 24, 8), zeros(2, 8, 24))] * 2)
+        for k, v, match in [((2, 24, 7), (2, 8, 24), r"\(2, 24, 8\)"), ((2, 24, 8), (2, 24, 8), r"\(2, 8, 24\)")]:
+            with pytest.raises(ValueError, match=match):
+                s._c._compress(128, 8, 8, [(zeros(*k), zeros(*v))] * 2)
         assert s.compressed is None
     with session(llama, n_ctx=None, evict="64+128") as s:
         s.eval(tokens[:OLD], logits="none")

@@ -5,16 +5,16 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
-// One part of one layer: float32 (n_head_kv, dim, rank).
-static int take_part(PyObject *obj, size_t layer, size_t n_head, size_t dim, size_t rank, float *to) {
+// One side of one layer: float32 (n_head_kv, rows, cols).
+static int take_side(PyObject *obj, size_t layer, size_t n_head, size_t rows, size_t cols, float *to) {
     PyArrayObject *a = (PyArrayObject *)PyArray_FROM_OTF(obj, NPY_FLOAT32, NPY_ARRAY_IN_ARRAY);
     if (!a) return -1;
     const npy_intp *d = PyArray_DIMS(a);
-    bool fits = PyArray_NDIM(a) == 3 && (size_t)d[0] == n_head && (size_t)d[1] == dim && (size_t)d[2] == rank;
+    bool fits = PyArray_NDIM(a) == 3 && (size_t)d[0] == n_head && (size_t)d[1] == rows && (size_t)d[2] == cols;
     if (fits)
-        memcpy(to, PyArray_DATA(a), n_head * dim * rank * sizeof *to);
+        memcpy(to, PyArray_DATA(a), n_head * rows * cols * sizeof *to);
     else
-        PyErr_Format(PyExc_ValueError, "layer %zu: the basis must be (%zu, %zu, %zu)", layer, n_head, dim, rank);
+        PyErr_Format(PyExc_ValueError, "layer %zu: the basis must be (%zu, %zu, %zu)", layer, n_head, rows, cols);
     Py_DECREF(a);
     return fits ? 0 : -1;
 }
@@ -35,15 +35,12 @@ static rl_kv_basis *basis_of(rl_state *st, const rl_kv *kv, PyObject *list, size
     }
     for (size_t i = 0; i < c->n_layer; i++) {
         const rl_kv_layer_config *l = &c->layers[i];
-        PyObject *parts[2];
+        PyObject *k, *v;
         if (l->window) continue;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, (Py_ssize_t)i), "OO", &parts[0], &parts[1])) goto bad;
-        for (int p = 0; p < 2; p++) {
-            bool v = p == 1;
-            if (take_part(parts[p], i, l->n_head_kv, v ? l->dim_v : l->dim_k, v ? rank_v : rank_k,
-                          rl_kv_basis_of(kv, b, i, v)) < 0)
-                goto bad;
-        }
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, (Py_ssize_t)i), "OO", &k, &v) ||
+            take_side(k, i, l->n_head_kv, l->dim_k, rank_k, rl_kv_basis_of(kv, b, i, false)) < 0 ||
+            take_side(v, i, l->n_head_kv, rank_v, l->dim_v, rl_kv_basis_of(kv, b, i, true)) < 0)
+            goto bad;
     }
     return b;
 bad:

@@ -545,7 +545,7 @@ static PyMethodDef session_methods[] = {
     {"_compress", (PyCFunction)rl_py_session_compress, METH_VARARGS,
      "_compress($self, end, rank_k, rank_v, basis, /)\n--\n\nCompresses the pages from position 64 to end. basis: for "
      "each "
-     "layer None where it has a window, else (K, V), orthonormal (n_head_kv, dim, rank); None where pages "
+     "layer None where it has a window, else (K (n_head_kv, dim, rank), V (n_head_kv, rank, dim)); None where pages "
      "are "
      "compressed already."},
     {"_step_many", (PyCFunction)rl_py_session_step_many, METH_VARARGS | METH_CLASS, NULL},

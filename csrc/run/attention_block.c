@@ -60,7 +60,7 @@ void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl
             const float *from = a->q + t * a->ld_q + (h * c->group + j) * k->dim;
             for (size_t i = 0; i < k->dim; i++) x[i] = from[i] * a->scale;
             if (low) {
-                rl_kv_project(x, out, k->dim, rank, shorter);
+                rl_kv_times(x, out, k->dim, rank, shorter);
                 put_query(a, p, c, shorter, rank, local->q_low, local->q_low_scale, row);
             }
             put_query(a, p, c, x, k->dim, local->q, local->q_scale, row);
@@ -157,16 +157,23 @@ void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, cons
     }
 }
 
-// Adds what compressed pages gave to acc, whose rows have not moved with m since (m_low).
-static void fold_low(const rl_attention_args *a, const rl_attn_cut *c, const rl_attn_local *local, size_t h,
-                     size_t rows, const float *m, float *acc) {
+// Adds what compressed pages gave, times the basis of V, to acc, whose rows have not moved with m since (m_low).
+static void fold_low(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c,
+                     const rl_attn_local *local, size_t h, size_t rows, const float *m, float *acc) {
     const rl_kv_basis *b = a->kv->low->basis;
     size_t dim = a->kv->layers[a->layer].v.dim;
-    const float *out = rl_kv_basis_of(a->kv, b, a->layer, true) + h * dim * b->rank_v;
-    for (size_t r = 0; r < rows; r++) {
-        float w = local->m_low[r] == m[r] ? 1.0f : expf(local->m_low[r] - m[r]);
-        for (size_t i = 0; i < dim; i++) acc[r * c->ld_acc + i] *= w;
-        rl_kv_expand(local->acc_low + r * c->ld_acc, out, dim, b->rank_v, acc + r * c->ld_acc);
+    const float *basis = rl_kv_basis_of(a->kv, b, a->layer, true) + h * dim * b->rank_v;
+    for (size_t r = 0; r < rows; r++) local->corr[r] = local->m_low[r] == m[r] ? 1.0f : expf(local->m_low[r] - m[r]);
+    // As if the ranks were the tokens of pages, and the sums their weights.
+    for (size_t j = 0; j < b->rank_v; j += RL_PAGE_TOKENS) {
+        size_t n = b->rank_v - j < RL_PAGE_TOKENS ? b->rank_v - j : RL_PAGE_TOKENS;
+        memset(local->s, 0, rows * RL_PAGE_TOKENS * sizeof *local->s);
+        for (size_t r = 0; r < rows; r++)
+            memcpy(local->s + r * RL_PAGE_TOKENS, local->acc_low + r * c->ld_acc + j, n * sizeof *local->s);
+        for (size_t r = 0; r < rows; r += RL_ATTN_MUL_Q)
+            p->mulv(local->s + r * RL_PAGE_TOKENS, local->corr + r, rows - r < RL_ATTN_MUL_Q ? rows - r : RL_ATTN_MUL_Q,
+                    basis + j * dim, dim, n, acc + r * c->ld_acc, c->ld_acc);
+        for (size_t r = 0; r < rows; r++) local->corr[r] = 1.0f;
     }
 }
 
@@ -197,12 +204,12 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
             memset(local->acc_low, 0, rows * c->ld_acc * sizeof *acc);
             into = local->acc_low;
         } else if (!low && into != acc) {
-            fold_low(a, c, local, h, rows, m, acc);
+            fold_low(a, p, c, local, h, rows, m, acc);
             into = acc;
         }
         rl_attn_page_scores(a, p, c, local, h, block, page);
         p->softmax(local->s, rows, m, l, local->corr);
         weigh_page(p, c, local, layer, h, at, rows, n_tok, into);
     }
-    if (into != acc) fold_low(a, c, local, h, rows, m, acc);
+    if (into != acc) fold_low(a, p, c, local, h, rows, m, acc);
 }

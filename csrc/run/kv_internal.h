@@ -91,9 +91,9 @@ rl_status rl_kv_low_create(rl_kv_low **out, const rl_kv *kv, rl_kv_basis *basis,
 void rl_kv_low_free(rl_kv_low *low);
 rl_status rl_kv_low_fork(const rl_kv *kv, rl_kv *to, rl_err *err);
 size_t rl_kv_low_bytes(const rl_kv *kv);
-/// out[j] = sum of x[i] m[i][j], and out[i] += sum of x[j] m[i][j].
-void rl_kv_project(const float *x, const float *m, size_t dim, size_t rank, float *out);
-void rl_kv_expand(const float *x, const float *m, size_t dim, size_t rank, float *out);
+/// out[j] = sum over the rows of x[i] m[i][j]; and out[i] = sum over the columns of x[j] m[i][j], which is slower.
+void rl_kv_times(const float *x, const float *m, size_t rows, size_t cols, float *out);
+void rl_kv_dots(const float *x, const float *m, size_t rows, size_t cols, float *out);
 /// The layer that holds `page`, and its place there: of the cache itself, or of its compressed pages.
 static inline const rl_kv_layer *rl_kv_layer_of(const rl_kv *kv, size_t layer, size_t page, size_t *at) {
     *at = page;

@@ -89,17 +89,17 @@ float *rl_kv_basis_of(const rl_kv *kv, const rl_kv_basis *b, size_t layer, bool 
     return b->values + b->at[layer] + (is_v ? l->n_head_kv * l->dim_k * b->rank_k : 0);
 }
 
-void rl_kv_project(const float *x, const float *m, size_t dim, size_t rank, float *out) {
-    for (size_t j = 0; j < rank; j++) out[j] = 0.0f;
-    for (size_t i = 0; i < dim; i++)
-        for (size_t j = 0; j < rank; j++) out[j] += x[i] * m[i * rank + j];
+void rl_kv_times(const float *x, const float *m, size_t rows, size_t cols, float *out) {
+    for (size_t j = 0; j < cols; j++) out[j] = 0.0f;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < cols; j++) out[j] += x[i] * m[i * cols + j];
 }
 
-void rl_kv_expand(const float *x, const float *m, size_t dim, size_t rank, float *out) {
-    for (size_t i = 0; i < dim; i++) {
+void rl_kv_dots(const float *x, const float *m, size_t rows, size_t cols, float *out) {
+    for (size_t i = 0; i < rows; i++) {
         float sum = 0.0f;
-        for (size_t j = 0; j < rank; j++) sum += x[j] * m[i * rank + j];
-        out[i] += sum;
+        for (size_t j = 0; j < cols; j++) sum += x[j] * m[i * cols + j];
+        out[i] = sum;
     }
 }
 
@@ -138,10 +138,15 @@ static rl_status write_page(const rl_kv *kv, size_t layer, size_t page, float *r
     for (int v = 0; v < 2; v++) {
         size_t dim = v ? l->v.dim : l->k.dim, rank = v ? low->basis->rank_v : low->basis->rank_k,
                p = page * RL_PAGE_TOKENS;
-        const float *in = rl_kv_basis_of(kv, low->basis, layer, v);
+        const float *basis = rl_kv_basis_of(kv, low->basis, layer, v);
         RL_TRY(rl_kv_read(kv, layer, v, false, p, p + RL_PAGE_TOKENS, x, err));
-        for (size_t i = 0; i < all; i++)
-            rl_kv_project(x + i * dim, in + i % n_head * dim * rank, dim, rank, out[v] + i * rank);
+        for (size_t i = 0; i < all; i++) {
+            const float *b = basis + i % n_head * dim * rank;
+            if (v)
+                rl_kv_dots(x + i * dim, b, rank, dim, out[v] + i * rank);
+            else
+                rl_kv_times(x + i * dim, b, dim, rank, out[v] + i * rank);
+        }
     }
     rl_kv_write(low->kv, NULL, low->layer_of[layer], (page - 1) * RL_PAGE_TOKENS, 0, RL_PAGE_TOKENS, 0, n_head, out[0],
                 n_head * low->basis->rank_k, out[1], n_head * low->basis->rank_v);

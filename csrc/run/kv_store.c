@@ -204,8 +204,11 @@ static void load_expanded(const rl_kv *kv, size_t layer, const rl_kv_layer *held
     float x[RL_ATTN_MAX_DIM];
     load_row(short_side, is_v, side, h, t, x);
     if (!is_v && kv->config.rotate) rl_hadamard(x, rank);
-    memset(out, 0, dim * sizeof *out);
-    rl_kv_expand(x, rl_kv_basis_of(kv, kv->low->basis, layer, is_v) + h * dim * rank, dim, rank, out);
+    const float *basis = rl_kv_basis_of(kv, kv->low->basis, layer, is_v) + h * dim * rank;
+    if (is_v)
+        rl_kv_times(x, basis, rank, dim, out);
+    else
+        rl_kv_dots(x, basis, dim, rank, out);
 }
 
 rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_t p0, size_t p1, float *out,

@@ -78,8 +78,8 @@ rl_status rl_kv_evict(rl_kv *kv, rl_kv_turn_fn turn, void *arg, rl_err *err);
 /// windowed layers still hold, or behind the last eviction: RL_ERR_ARG naming the least n and the asked one. Up to the
 /// sinks everything is there.
 rl_status rl_kv_rewind(rl_kv *kv, size_t n, rl_err *err);
-/// The matrices that compress the pages of the layers without window: of each KV head orthonormal columns, float32
-/// (head, dim, rank), for K and for V. The caller fills them in.
+/// The matrices that compress the pages of the layers without window, orthonormal for each KV head, float32: of K
+/// (head, dim, rank), of V (head, rank, dim), as attention multiplies with them. The caller fills them in.
 typedef struct rl_kv_basis rl_kv_basis;
 rl_status rl_kv_basis_create(rl_kv_basis **out, const rl_kv *kv, size_t rank_k, size_t rank_v, rl_err *err);
 float *rl_kv_basis_of(const rl_kv *kv, const rl_kv_basis *b, size_t layer, bool is_v);

@@ -56,7 +56,7 @@ def compress(session: Session, rank: Union[None, int, str], recent: int) -> dict
         old = None if done else _old_values(session, end)
         bases = None
         if old is not None:
-            bases = [pair and (_basis(pair[0], ranks[0]), _basis(pair[1], ranks[1])) for pair in old]
+            bases = [pair and (_basis(pair[0], ranks[0]), _basis(pair[1], ranks[1]).transpose(0, 2, 1)) for pair in old]
         core._compress(end, ranks[0], ranks[1], bases)
         if old is not None:
             errors = _errors(session, old, end)
@@ -86,7 +86,7 @@ def _basis(x: np.ndarray, rank: int) -> np.ndarray:
     """Orthonormal columns (heads, dim, rank) for x (positions, heads, dim)."""
     by_head = x.transpose(1, 0, 2).astype(np.float64)
     vectors = np.linalg.eigh(by_head.transpose(0, 2, 1) @ by_head)[1]
-    return np.ascontiguousarray(vectors[..., ::-1][..., :rank], np.float32)
+    return vectors[..., ::-1][..., :rank].astype(np.float32)
 
 
 def _errors(session: Session, old: list[Any], end: int) -> tuple[float, float]:
