@@ -7,7 +7,8 @@ For each caller the same text is streamed with overlap="auto" (--overlap on: Tru
 is what happens for each piece: none; wait:MS sleeps, as a terminal, a socket or a pause does; work:MS computes in
 Python for so long and keeps the GIL. With --busy a second Python thread computes all the while: it takes a core, and
 the GIL for 5 ms at a time. Per token: medians of the runs, the median ratio of neighbouring runs with the lowest and
-highest, and the share of the evaluations that was hidden.
+highest, and the share of the evaluations that was hidden. begin_us and end_us are what handing a step over and fetching
+it take beside the step.
 """
 
 from __future__ import annotations
@@ -56,6 +57,24 @@ def stream(
     return (times[-1] - times[0]) / (len(times) - 1), share
 
 
+def hand_over_us(session: rooflm.Session, steps: int = 60) -> tuple[float, float]:
+    """Median microseconds until a step begins, and from its end until its logits are there, when nobody does anything
+    meanwhile."""
+    session.rewind(0)
+    session.eval("Once upon a time", logits="none")
+    begin, end = [], []
+    for _ in range(steps):
+        called = time.monotonic_ns()
+        begun = session._c._ahead_start([7], 0)
+        assert begun is not None
+        times = session._c._ahead_finish(begun[0])
+        assert times is not None
+        begin.append((times[0] - called) / 1e3)
+        end.append((time.monotonic_ns() - times[1]) / 1e3)
+    session._c._ahead_pause()
+    return statistics.median(begin), statistics.median(end)
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("model")
@@ -77,6 +96,7 @@ def main() -> None:
     if args.busy:
         threading.Thread(target=busy, daemon=True).start()
     wanted = "auto" if args.overlap == "auto" else True
+    begin_us, end_us = hand_over_us(session)
     rows = []
     for name in args.callers.split(","):
         use = caller(name)
@@ -96,7 +116,7 @@ def main() -> None:
         )  # fmt: skip
     done.set()
     facts = {"model": args.model, "threads": session.n_threads, "tokens": args.tokens, "overlap": args.overlap,
-             "busy": args.busy, "repeats": args.repeats}  # fmt: skip
+             "busy": args.busy, "repeats": args.repeats, "begin_us": round(begin_us), "end_us": round(end_us)}  # fmt: skip
     if args.json:
         print(json.dumps({**facts, "rows": rows}))
         return
