@@ -116,7 +116,8 @@ def main() -> None:
         )  # fmt: skip
     done.set()
     facts = {"model": args.model, "threads": session.n_threads, "tokens": args.tokens, "overlap": args.overlap,
-             "busy": args.busy, "repeats": args.repeats, "begin_us": round(begin_us), "end_us": round(end_us)}  # fmt: skip
+             "busy": args.busy, "repeats": args.repeats, "begin_us": round(begin_us),
+             "end_us": round(end_us)}  # fmt: skip
     if args.json:
         print(json.dumps({**facts, "rows": rows}))
         return
