@@ -56,7 +56,7 @@ class StepsAhead:
 
     def start(self, proposed: Sequence[int]) -> None:
         """Begins to evaluate what was sampled and the proposed ids behind it, where that leaves no trace: not while
-        anything is captured, and not when a sliding window would give up a page."""
+        anything is captured, and not when a sliding window or a cache that evicts would give up a page."""
         self._started_ns = time.monotonic_ns()
         if not self._always and max(self._between_ns, default=0) < WORTH_NS:
             return
