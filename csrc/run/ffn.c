@@ -6,12 +6,19 @@
 #include <math.h>
 #include <string.h>
 
+static bool is_gelu(const rl_engine *e) {
+    return e->model->hp.arch->act == RL_ACT_GELU;
+}
+
+static rl_gated_fn gated_activation(const rl_engine *e) {
+    return is_gelu(e) ? e->vec.gelu_mul : e->vec.silu_mul;
+}
+
 static void activate(const rl_engine *e, const float *gate, const float *up, float *out, size_t n) {
-    bool gelu = e->model->hp.arch->act == RL_ACT_GELU;
     if (gate)
-        (gelu ? e->vec.gelu_mul : e->vec.silu_mul)(gate, up, out, n);
+        gated_activation(e)(gate, up, out, n);
     else
-        (gelu ? e->vec.gelu : e->vec.silu)(up, out, n);
+        (is_gelu(e) ? e->vec.gelu : e->vec.silu)(up, out, n);
 }
 
 // Into the shared rows, each token by one thread.
@@ -51,11 +58,8 @@ bool rl_ffn_in_one_piece(const rl_engine *e, size_t layer, const rl_linear *gate
 static bool gate_and_up(rl_pass *p, size_t layer, const rl_linear_call calls[2], rl_act *act) {
     rl_engine *e = p->e;
     rl_act_bind(act, RL_ACT_Q8T, calls[0].lin->w.rows, p->step->n_tok, e->up);
-    rl_linear_gated g = {.up = calls[0],
-                         .gate = calls[1],
-                         .activate = e->model->hp.arch->act == RL_ACT_GELU ? e->vec.gelu_mul : e->vec.silu_mul,
-                         .d = &e->opts.dispatch,
-                         .down = act};
+    rl_linear_gated g = {
+        .up = calls[0], .gate = calls[1], .activate = gated_activation(e), .d = &e->opts.dispatch, .down = act};
     g.up.out = g.gate.out = NULL;
     rl_linear_run_gated(p->team, p->ith, &g, p->scratch);
     if (!rl_pass_barrier(p)) return false;

@@ -223,7 +223,3 @@ bool rl_linear_gated_fits(const rl_linear *gate, const rl_linear *up, const rl_l
            rl_linear_tile_formats(down) & RL_ACT_Q8T && rl_linear_tile_gated_fits(gate, n_tok) &&
            rl_linear_tile_gated_fits(up, n_tok);
 }
-
-void rl_linear_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch) {
-    rl_linear_tile_run_gated(team, ith, g, scratch);
-}

@@ -75,12 +75,14 @@ void rl_linear_prefetch(const rl_team *team, int ith, const rl_linear *const *li
 /// copy of act). The caller meets at a barrier before it reads `out`.
 void rl_linear_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch);
 
+typedef void (*rl_gated_fn)(const float *gate, const float *up, float *out, size_t n);
+
 // Gate and up of a prompt, and what becomes of them: activate(gate x, up x), quantized for `down` while both are in the
 // cache. Floats of the whole width, which may be more than the caches hold, are never written. The values are those
 // that rl_linear_run, activate and rl_act_fill give.
 typedef struct rl_linear_gated {
     rl_linear_call gate, up; // of one activation; out is NULL
-    void (*activate)(const float *gate, const float *up, float *out, size_t n);
+    rl_gated_fn activate;
     const rl_dispatch *d;
     rl_act *down; // bound to RL_ACT_Q8T alone
 } rl_linear_gated;

@@ -372,7 +372,7 @@ static void gated_tiles(const rl_linear_gated *g, size_t tile0, size_t tile1, si
     }
 }
 
-void rl_linear_tile_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch) {
+void rl_linear_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch) {
     size_t t_step, b_step, up_step, i0, i1, total = blocks(g->up.lin->w.rows, RL_TILE_ROWS), grain = 1;
     cut_sizes(&g->gate, &t_step, &b_step);
     cut_sizes(&g->up, &up_step, &b_step);

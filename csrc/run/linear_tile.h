@@ -25,8 +25,7 @@ size_t rl_linear_tile_scratch(size_t max_tok);
 /// As rl_linear_run, for calls that all take the tile path.
 void rl_linear_tile_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n_calls, void *scratch);
 
-/// As rl_linear_run_gated, and whether gate or up can be multiplied so: without cutting its columns.
-void rl_linear_tile_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch);
+/// Whether gate or up can go through rl_linear_run_gated: without cutting their columns.
 bool rl_linear_tile_gated_fits(const rl_linear *lin, size_t n_tok);
 
 #endif
