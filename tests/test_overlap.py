@@ -350,6 +350,7 @@ def test_a_forked_process_goes_on(model):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
+            signal.alarm(20)  # where it waits for what the fork left behind
             try:
                 os.write(write, "".join([g.text, *g]).encode())
             finally:
