@@ -5,7 +5,7 @@ and the caller's code runs.
 The extension evaluates on a thread of its own that never takes the GIL, and keeps the result apart: until it is fetched
 the session shows nothing of it, and whatever changes the session first (an evaluation, rewind(), load()) forgets it.
 
-Handing a step over and fetching it takes some 80 us (bench/overlap.py), which a caller who does nothing would pay for
+Handing a step over and fetching it takes some 0.1 ms (bench/overlap.py), which a caller who does nothing would pay for
 nothing: "auto" runs steps ahead when one of the last pieces kept the caller for longer than that.
 """
 
