@@ -41,20 +41,7 @@ void rl_py_ahead_free(py_session *self) {
     self->ahead.steps = NULL;
 }
 
-// The array for the logits of n rows: the caller's, checked, or a new one.
-static PyObject *rows_array(PyObject *out, npy_intp n, npy_intp vocab) {
-    npy_intp dims[2] = {n, vocab};
-    if (out == Py_None) return PyArray_SimpleNew(2, dims, NPY_FLOAT32);
-    PyArrayObject *a = (PyArrayObject *)out;
-    if (PyArray_Check(out) && PyArray_TYPE(a) == NPY_FLOAT32 && PyArray_ISCARRAY(a) && PyArray_NDIM(a) == 2 &&
-        PyArray_DIM(a, 0) == n && PyArray_DIM(a, 1) == vocab)
-        return Py_NewRef(out);
-    PyErr_Format(PyExc_ValueError, "out must be a writable C-contiguous float32 array of shape (%zd, %zd)",
-                 (Py_ssize_t)n, (Py_ssize_t)vocab);
-    return NULL;
-}
-
-// With the session entered. Borrowed None where this step cannot be run ahead, else the new reference of the result.
+// With the session entered.
 static PyObject *start(py_session *self, PyObject *ids, Py_ssize_t first, PyObject *out) {
     py_ahead *a = &self->ahead;
     npy_intp n = PyArray_SIZE((PyArrayObject *)ids);
@@ -67,7 +54,8 @@ static PyObject *start(py_session *self, PyObject *ids, Py_ssize_t first, PyObje
     rl_err err;
     rl_err_clear(&err);
     if (!a->steps && rl_ahead_create(&a->steps, &err) != RL_OK) return rl_raise(state_of(self), &err);
-    PyObject *logits = rows_array(out, n - first, (npy_intp)rl_engine_model(self->s->engine)->hp.n_vocab);
+    PyObject *logits =
+        rl_py_logits_array(out, (size_t)(n - first), rl_engine_model(self->s->engine)->hp.n_vocab, false);
     PyObject *result = logits ? Py_BuildValue("KO", a->last_number + 1, logits) : NULL;
     if (!result) {
         Py_XDECREF(logits);

@@ -94,6 +94,8 @@ PyObject *rl_py_trace_rows(PyObject *unused, PyObject *raw);
 int rl_py_session_eval_init(void);
 /// Token ids as a new one-dimensional int32 array, or NULL with an exception set.
 PyObject *rl_py_token_array(PyObject *tokens);
+/// The array to write logits into: the caller's, checked, or a new one; (n_vocab,) for one_row, else (rows, n_vocab).
+PyObject *rl_py_logits_array(PyObject *out, size_t rows, size_t vocab, bool one_row);
 /// Runs an eval of an entered session without the GIL, with its taps and trace; -1 with an exception set.
 int rl_py_run_eval(py_session *s, rl_eval *ev);
 /// One warning, after the first evaluation of a pinned session.

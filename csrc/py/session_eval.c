@@ -80,8 +80,7 @@ static int parse_logits(PyObject *spec, Py_ssize_t n, rl_eval *ev, bool *one_row
     return -1;
 }
 
-// The array to write logits into: the caller's, checked, or a new one.
-static PyObject *logits_array(PyObject *out, size_t rows, size_t vocab, bool one_row) {
+PyObject *rl_py_logits_array(PyObject *out, size_t rows, size_t vocab, bool one_row) {
     npy_intp dims[2] = {(npy_intp)rows, (npy_intp)vocab};
     if (out == Py_None) return PyArray_SimpleNew(one_row ? 1 : 2, one_row ? dims + 1 : dims, NPY_FLOAT32);
     PyArrayObject *a = (PyArrayObject *)out;
@@ -153,7 +152,7 @@ PyObject *rl_py_session_eval(py_session *self, PyObject *args, PyObject *kwargs)
     if (wants_none) {
         if (rl_py_run_eval(self, &ev) == 0) result = Py_NewRef(Py_None);
     } else {
-        result = logits_array(out, ev.n_out, rl_engine_model(self->s->engine)->hp.n_vocab, one_row);
+        result = rl_py_logits_array(out, ev.n_out, rl_engine_model(self->s->engine)->hp.n_vocab, one_row);
         if (result) ev.logits = PyArray_DATA((PyArrayObject *)result);
         if (result && rl_py_run_eval(self, &ev) < 0) Py_CLEAR(result);
     }
