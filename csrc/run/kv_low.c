@@ -123,13 +123,13 @@ static rl_status check(const rl_kv *kv, size_t end, const rl_kv_basis *basis, rl
     if (kv->low && basis)
         return rl_fail(err, RL_ERR_ARG,
                        "pages are compressed to ranks %zu and %zu already, and stay so until the "
-                       "session goes back to 0",
+                       "session goes back to the first page",
                        kv->low->basis->rank_k, kv->low->basis->rank_v);
     if (!kv->low && !basis) return rl_fail(err, RL_ERR_ARG, "the first pages to compress need a basis");
     return RL_OK;
 }
 
-// Heads of a page of one side, times the basis.
+// A page of a layer, times the basis. room: for one side of it as float32, and twice as much of what comes out.
 static rl_status write_page(const rl_kv *kv, size_t layer, size_t page, float *room, rl_err *err) {
     const rl_kv_low *low = kv->low;
     const rl_kv_layer *l = &kv->layers[layer];
@@ -161,6 +161,7 @@ rl_status rl_kv_compress(rl_kv *kv, size_t end, rl_kv_basis *basis, rl_err *err)
         size_t n = RL_PAGE_TOKENS * l->k.n_head * (l->k.dim > l->v.dim ? l->k.dim : l->v.dim);
         if (n > widest) widest = n;
     }
+    if (from == to) return RL_OK;
     float *room = malloc(3 * widest * sizeof *room);
     if (!room) return rl_fail(err, RL_ERR_NOMEM, "no memory to compress a page");
     rl_status st = kv->low ? RL_OK : rl_kv_low_create(&kv->low, kv, basis, err);
@@ -170,7 +171,13 @@ rl_status rl_kv_compress(rl_kv *kv, size_t end, rl_kv_basis *basis, rl_err *err)
         for (size_t p = from; p < to && low->layer_of[i] != SIZE_MAX && st == RL_OK; p++)
             st = write_page(kv, i, p, room, err);
     free(room);
-    if (st != RL_OK) return st;
+    if (st != RL_OK) {
+        if (!rl_kv_compressed(kv)) {
+            rl_kv_low_free(kv->low);
+            kv->low = NULL;
+        }
+        return st;
+    }
     rl_kv_commit(low->kv, (to - from) * RL_PAGE_TOKENS);
     for (size_t i = 0; i < kv->config.n_layer; i++)
         for (size_t p = from; p < to && low->layer_of[i] != SIZE_MAX; p++) rl_page_release(&kv->layers[i].slots[p]);
