@@ -334,9 +334,10 @@ def test_interrupted_evaluations_leave_what_there_was(llama, tokens, right):
 
 def test_compare_measures_the_loss(llama, tokens):
     """Nothing where nothing is evicted, and what the full cache loses where something is."""
-    result = rooflm.compare(
-        rooflm.Model(llama), None, tokens, ctx=400, compute="f32", n_threads=1, evict=[None, "64+192", "0+64"]
-    )
+    with pytest.warns(UserWarning, match="evict=0[+]64 instead"):
+        result = rooflm.compare(
+            rooflm.Model(llama), None, tokens, ctx=400, compute="f32", n_threads=1, evict=[None, "64+192", "0+64"]
+        )
     same, little, much = result
     assert same.to_dict()["kl_mean"] == 0 and little.setting.options["evict"] == "64+192"
     assert 0 < little.to_dict()["kl_mean"] < much.to_dict()["kl_mean"]
