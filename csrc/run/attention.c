@@ -110,15 +110,15 @@ static void cut_stretches(rl_attn_cut *c, size_t lo, size_t hi) {
 }
 
 // Floats of one thread's own buffers; binds them when local is given.
-static size_t local_floats(const rl_attn_cut *c, rl_attn_local *local, float *base) {
-    size_t n = 0;
+static size_t local_floats(const rl_attn_cut *c, size_t n_head_kv, rl_attn_local *local, float *base) {
+    size_t n = 0, query_rows = c->blocked ? c->rows : c->rows * n_head_kv; // see run_pieces
 #define TAKE(name, count)                                                                                              \
     do {                                                                                                               \
         if (local) local->name = base + n;                                                                             \
         n += round_up(count, 16);                                                                                      \
     } while (0)
-    TAKE(q, c->rows * c->ld_q);
-    TAKE(q_scale, c->rows);
+    TAKE(q, query_rows * c->ld_q);
+    TAKE(q_scale, query_rows);
     TAKE(kt, RL_PAGE_TOKENS * c->ld_q);
     TAKE(vt, RL_PAGE_TOKENS * c->ld_acc);
     TAKE(s, c->rows * RL_PAGE_TOKENS);
@@ -147,7 +147,7 @@ static bool widen(const rl_kv_layer_config *l, size_t group, size_t n_tok, size_
     cut_rows(&cut, l, group * l->n_head_kv, n_tok);
     cut_stretches(&cut, 0, span);
     cut.n_s += cut.n_s > 1 || (l->window && cut.stretch); // a window may straddle one stretch more
-    size_t n = local_floats(&cut, NULL, NULL);
+    size_t n = local_floats(&cut, l->n_head_kv, NULL, NULL);
     if (n > *local) *local = n;
     n = partial_floats(&cut, l->n_head_kv);
     if (n > *partial) *partial = n;
@@ -251,6 +251,27 @@ static void weights_of_block(const rl_attention_args *a, const rl_attn_plan *p, 
     }
 }
 
+// Stretches s0 to s1, c->heads KV heads at once.
+static void run_pieces(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
+                       float *partials, rl_team *team, int ith, size_t s0, size_t s1) {
+    size_t n = s1 - s0, i0, i1;
+    rl_work w;
+    rl_work_begin(&w, team, ith, a->kv->config.layers[a->layer].n_head_kv / c->heads * c->n_blocks * n, 1);
+    while (rl_work_next(&w, team, ith, &i0, &i1))
+        for (size_t i = i0; i < i1; i++) {
+            size_t s = s0 + i % n, block = i / n % c->n_blocks, h = i / n / c->n_blocks * c->heads;
+            if (c->n_s == 1) {
+                partial one = {local->m, local->l, local->acc, 0};
+                rl_attn_block(a, p, c, local, h, block, 0, &(rl_attn_sums){one.m, one.l, one.acc, 0});
+                finish_block(a, c, &one, h, block);
+            } else {
+                partial one = partial_of(c, partials, h, block);
+                size_t at = s * one.step, head = c->n_blocks * c->n_s * one.step;
+                rl_attn_block(a, p, c, local, h, block, s, &(rl_attn_sums){one.m + at, one.l + at, one.acc + at, head});
+            }
+        }
+}
+
 bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a) {
     const rl_kv_layer_config *lc = &a->kv->config.layers[a->layer];
     rl_attn_plan own;
@@ -264,26 +285,22 @@ bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a) {
 
     float *base = a->scratch;
     rl_attn_local local;
-    size_t own_floats = local_floats(&c, NULL, NULL);
-    local_floats(&c, &local, base + (size_t)ith * own_floats);
+    size_t own_floats = local_floats(&c, lc->n_head_kv, NULL, NULL);
+    local_floats(&c, lc->n_head_kv, &local, base + (size_t)ith * own_floats);
     float *partials = base + (size_t)rl_team_size(team) * own_floats;
 
+    // All KV heads of a page lie side by side, and memory is fastest when read in one go: so a thread takes all heads
+    // of a stretch, page by page. What does not come out even, and the last stretch, which may be short, is handed out
+    // by head, and so are layers with compressed pages. This decides when a piece is computed and by whom, not how.
+    size_t nth = (size_t)rl_team_size(team), whole = c.blocked || rl_attn_low(a) ? 0 : (c.n_s - 1) / nth * nth;
+    if (whole) {
+        c.heads = lc->n_head_kv;
+        run_pieces(a, p, &c, &local, partials, team, ith, 0, whole);
+    }
+    c.heads = 1;
+    run_pieces(a, p, &c, &local, partials, team, ith, whole, c.n_s);
     size_t n_blocks = lc->n_head_kv * c.n_blocks, i0, i1;
     rl_work w;
-    rl_work_begin(&w, team, ith, n_blocks * c.n_s, 1);
-    while (rl_work_next(&w, team, ith, &i0, &i1))
-        for (size_t i = i0; i < i1; i++) {
-            size_t s = i % c.n_s, block = i / c.n_s % c.n_blocks, h = i / c.n_s / c.n_blocks;
-            if (c.n_s == 1) {
-                partial one = {local.m, local.l, local.acc, 0};
-                rl_attn_block(a, p, &c, &local, h, block, 0, one.m, one.l, one.acc);
-                finish_block(a, &c, &one, h, block);
-            } else {
-                partial one = partial_of(&c, partials, h, block);
-                size_t at = s * one.step;
-                rl_attn_block(a, p, &c, &local, h, block, s, one.m + at, one.l + at, one.acc + at);
-            }
-        }
     if (c.n_s > 1) {
         uint64_t t = a->wait_ns ? rl_clock_ns() : 0;
         if (!rl_team_barrier(team, ith)) return false;

@@ -45,15 +45,15 @@ static void put_query(const rl_attention_args *a, const rl_attn_plan *p, const r
         memcpy(q + row * c->ld_q, x, c->ld_q * sizeof *x);
 }
 
-void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
-                     size_t h, size_t block) {
-    if (local->have_h == h && local->have_block == block) return;
+// The queries of a block for one KV head: scaled, rotated, in the format that kernels want, from row `row` of local on.
+static void prepare_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c,
+                            rl_attn_local *local, size_t h, size_t block, size_t row) {
     const rl_kv *kv = a->kv;
     const rl_attn_side *k = &kv->layers[a->layer].k;
-    const rl_kv_low *low = kv->low && kv->low->layer_of[a->layer] != SIZE_MAX ? kv->low : NULL;
+    const rl_kv_low *low = rl_attn_low(a);
     size_t rank = low ? low->basis->rank_k : 0;
     const float *out = low ? rl_kv_basis_of(kv, low->basis, a->layer, false) + h * k->dim * rank : NULL;
-    size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok, row = 0;
+    size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     float x[RL_ATTN_MAX_DIM + 16], shorter[RL_ATTN_MAX_DIM + 16];
     for (size_t t = t0; t < t1; t++)
         for (size_t j = 0; j < c->group; j++, row++) {
@@ -65,8 +65,18 @@ void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl
             }
             put_query(a, p, c, x, k->dim, local->q, local->q_scale, row);
         }
-    local->have_h = h;
-    local->have_block = block;
+}
+
+// Where in local the queries of KV head h begin, in rows. Prepares those of its whole piece, unless they are there.
+static size_t queries_of(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
+                         size_t h, size_t block) {
+    size_t h0 = h - h % c->heads;
+    if (local->have_h != h0 || local->have_block != block) {
+        for (size_t i = 0; i < c->heads; i++) prepare_queries(a, p, c, local, h0 + i, block, i * c->rows);
+        local->have_h = h0;
+        local->have_block = block;
+    }
+    return (h - h0) * c->rows;
 }
 
 // Everything outside lo..hi (positions of this page) becomes -inf.
@@ -90,50 +100,52 @@ static const uint8_t *next_page(const rl_kv_layer *l, size_t page) {
     return page + 1 < l->n_pages ? l->slots[page + 1].data : NULL;
 }
 
+// row0: where in local the queries begin.
 static void score_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
-                       bool low, size_t h, size_t page, size_t rows, size_t n_tok) {
-    const float *q = low ? local->q_low : local->q, *q_scale = low ? local->q_low_scale : local->q_scale;
-    rl_attn_head head = rl_attn_head_at(&l->k, l->slots[page].data, h, next_page(l, page));
+                       bool low, size_t h, size_t page, size_t row0, size_t rows, size_t n_tok) {
+    const uint8_t *here = l->slots[page].data, *next = next_page(l, page);
+    const float *rows_of_q = low ? local->q_low : local->q;
+    const float *q = rows_of_q + row0 * c->ld_q;
+    const int16_t *q16 = (const int16_t *)(const void *)rows_of_q + row0 * c->ld_q;
+    const float *q_scale = (low ? local->q_low_scale : local->q_scale) + row0;
     if (c->blocked) {
+        rl_attn_head head = rl_attn_head_at(&l->k, here, h, next);
         p->kload(&l->k, &head, local->kt);
         p->mulk(q, c->ld_q, rows, local->kt, l->k.pad, n_tok, local->s);
         return;
     }
     touch_page(l, h, page + 2);
+    // Made in place: a copy of what was just written in two halves is a load that waits for both.
+    rl_attn_k_args ka = {.side = &l->k, .head = rl_attn_head_at(&l->k, here, h, next), .ld_q = c->ld_q};
     for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
-        rl_attn_k_args ka = {.side = &l->k,
-                             .head = head,
-                             .ld_q = c->ld_q,
-                             .q_scale = q_scale + r,
-                             .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
-                             .s = local->s + r * RL_PAGE_TOKENS};
-        ka.q = p->q_act == RL_ACT_Q16 ? (const void *)((const int16_t *)(const void *)q + r * c->ld_q)
-                                      : (const void *)(q + r * c->ld_q);
+        ka.q = p->q_act == RL_ACT_Q16 ? (const void *)(q16 + r * c->ld_q) : (const void *)(q + r * c->ld_q);
+        ka.q_scale = q_scale + r;
+        ka.nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q;
+        ka.s = local->s + r * RL_PAGE_TOKENS;
         p->k(&ka);
-        head.next = NULL;
+        ka.head.next = NULL;
     }
 }
 
 static void weigh_page(const rl_attn_plan *p, const rl_attn_cut *c, const rl_attn_local *local, const rl_kv_layer *l,
                        size_t h, size_t page, size_t rows, size_t n_tok, float *acc) {
-    const uint8_t *next = next_page(l, page);
-    rl_attn_head head = rl_attn_head_at(&l->v, l->slots[page].data + l->k.bytes, h, next ? next + l->k.bytes : NULL);
+    const uint8_t *here = l->slots[page].data + l->k.bytes, *next = next_page(l, page);
+    if (next) next += l->k.bytes;
     if (c->blocked) {
+        rl_attn_head head = rl_attn_head_at(&l->v, here, h, next);
         p->vload(&l->v, &head, local->vt);
         p->mulv(local->s, local->corr, rows, local->vt, l->v.pad, n_tok, acc, c->ld_acc);
         return;
     }
+    rl_attn_v_args va = {
+        .side = &l->v, .head = rl_attn_head_at(&l->v, here, h, next), .n_tok = n_tok, .ld_acc = c->ld_acc};
     for (size_t r = 0; r < rows; r += RL_ATTN_MAX_Q) {
-        rl_attn_v_args va = {.side = &l->v,
-                             .head = head,
-                             .p = local->s + r * RL_PAGE_TOKENS,
-                             .corr = local->corr + r,
-                             .nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q,
-                             .n_tok = n_tok,
-                             .acc = acc + r * c->ld_acc,
-                             .ld_acc = c->ld_acc};
+        va.p = local->s + r * RL_PAGE_TOKENS;
+        va.corr = local->corr + r;
+        va.nq = rows - r < RL_ATTN_MAX_Q ? rows - r : RL_ATTN_MAX_Q;
+        va.acc = acc + r * c->ld_acc;
         p->v(&va);
-        head.next = NULL;
+        va.head.next = NULL;
     }
 }
 
@@ -141,13 +153,13 @@ void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, cons
                          size_t h, size_t block, size_t page) {
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     size_t rows = (t1 - t0) * c->group, base = page * RL_PAGE_TOKENS, lo0, hi0, lo1, hi1;
-    rl_attn_queries(a, p, c, local, h, block);
+    size_t row0 = queries_of(a, p, c, local, h, block);
     rl_attn_range(a, t0, &lo0, &hi0); // lo and hi grow with the token
     rl_attn_range(a, t1 - 1, &lo1, &hi1);
     size_t n_tok = hi1 > base + RL_PAGE_TOKENS ? RL_PAGE_TOKENS : hi1 > base ? hi1 - base : 0;
     size_t at;
     const rl_kv_layer *l = rl_kv_layer_of(a->kv, a->layer, page, &at);
-    score_page(p, c, local, l, l != &a->kv->layers[a->layer], h, at, rows, n_tok);
+    score_page(p, c, local, l, l != &a->kv->layers[a->layer], h, at, row0, rows, n_tok);
     if (a->softcap > 0.0f) p->softcap(local->s, a->softcap, local->s, rows * RL_PAGE_TOKENS);
     if (base >= lo1 && base + RL_PAGE_TOKENS <= hi0) return;
     for (size_t r = 0; r < rows; r++) {
@@ -178,14 +190,16 @@ static void fold_low(const rl_attention_args *a, const rl_attn_plan *p, const rl
 }
 
 void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
-                   size_t h, size_t block, size_t s, float *m, float *l, float *acc) {
+                   size_t h0, size_t block, size_t s, const rl_attn_sums *sums) {
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     size_t rows = (t1 - t0) * c->group, lo, hi, skip;
-    for (size_t r = 0; r < rows; r++) {
-        m[r] = -INFINITY;
-        l[r] = 0.0f;
+    for (size_t i = 0; i < c->heads; i++) {
+        for (size_t r = 0; r < rows; r++) {
+            sums->m[i * sums->head + r] = -INFINITY;
+            sums->l[i * sums->head + r] = 0.0f;
+        }
+        memset(sums->acc + i * sums->head, 0, rows * c->ld_acc * sizeof *sums->acc);
     }
-    memset(acc, 0, rows * c->ld_acc * sizeof *acc);
     rl_attn_range(a, t0, &lo, &skip);
     rl_attn_range(a, t1 - 1, &skip, &hi);
     size_t from = lo, to = hi;
@@ -194,22 +208,24 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
         from = from > start ? from : start;
         to = to < stop ? to : stop;
     }
-    float *into = acc;
+    bool in_low = false; // only with one head a piece: see rl_attention_run
     for (size_t page = from / RL_PAGE_TOKENS; page * RL_PAGE_TOKENS < to; page++) {
         size_t base = page * RL_PAGE_TOKENS, n_tok = hi - base < RL_PAGE_TOKENS ? hi - base : RL_PAGE_TOKENS, at;
         const rl_kv_layer *layer = rl_kv_layer_of(a->kv, a->layer, page, &at);
         bool low = layer != &a->kv->layers[a->layer];
-        if (low && into == acc) {
-            memcpy(local->m_low, m, rows * sizeof *m);
-            memset(local->acc_low, 0, rows * c->ld_acc * sizeof *acc);
-            into = local->acc_low;
-        } else if (!low && into != acc) {
-            fold_low(a, p, c, local, h, rows, m, acc);
-            into = acc;
+        if (low && !in_low) {
+            memcpy(local->m_low, sums->m, rows * sizeof *sums->m);
+            memset(local->acc_low, 0, rows * c->ld_acc * sizeof *sums->acc);
+        } else if (!low && in_low) {
+            fold_low(a, p, c, local, h0, rows, sums->m, sums->acc);
         }
-        rl_attn_page_scores(a, p, c, local, h, block, page);
-        p->softmax(local->s, rows, m, l, local->corr);
-        weigh_page(p, c, local, layer, h, at, rows, n_tok, into);
+        in_low = low;
+        for (size_t i = 0; i < c->heads; i++) {
+            size_t o = i * sums->head;
+            rl_attn_page_scores(a, p, c, local, h0 + i, block, page);
+            p->softmax(local->s, rows, sums->m + o, sums->l + o, local->corr);
+            weigh_page(p, c, local, layer, h0 + i, at, rows, n_tok, low ? local->acc_low : sums->acc + o);
+        }
     }
-    if (into != acc) fold_low(a, p, c, local, h, rows, m, acc);
+    if (in_low) fold_low(a, p, c, local, h0, rows, sums->m, sums->acc);
 }

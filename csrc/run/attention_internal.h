@@ -36,26 +36,35 @@ typedef struct rl_attn_cut {
     size_t stretch;      // positions of a stretch
     size_t s0, n_s;      // first stretch and how many
     bool blocked;        // pages are made float32 first
-    size_t rows;         // most query rows of a block
+    size_t heads;        // KV heads that one piece of work takes page by page: 1 or all
+    size_t rows;         // most query rows of a block, for one KV head
     size_t ld_q, ld_acc; // padded head sizes
 } rl_attn_cut;
 
 // A thread's own buffers.
 typedef struct rl_attn_local {
-    float *q, *q_scale; // q as floats, or as int16 in the same room
+    float *q, *q_scale; // of each KV head of the piece; q as floats, or as int16 in the same room
     float *kt, *vt, *s;
     float *m, *l, *corr, *acc;
     float *q_low, *q_low_scale, *acc_low, *m_low; // the same queries for compressed pages; their sums; m before them
-    size_t have_h, have_block;                    // whose queries are in q; SIZE_MAX for none
+    size_t have_h, have_block;                    // whose queries are in q, from which KV head on; SIZE_MAX for none
 } rl_attn_local;
 
-/// Prepares the queries of a block (rotation, scale, format), unless they are there already.
-void rl_attn_queries(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
-                     size_t h, size_t block);
+// The compressed pages of the layer, if it may have some.
+static inline const rl_kv_low *rl_attn_low(const rl_attention_args *a) {
+    const rl_kv_low *low = a->kv->low;
+    return low && low->layer_of[a->layer] != SIZE_MAX ? low : NULL;
+}
 
-/// Runs block `block` of KV head h over stretch s (counted from 0 in the cut): sets m, l and acc of its rows.
+// Where the sums of a block's rows go: those of the next KV head lie `head` floats on.
+typedef struct rl_attn_sums {
+    float *m, *l, *acc;
+    size_t head;
+} rl_attn_sums;
+
+/// Runs block `block` of cut->heads KV heads, from h0 on, over stretch s (counted from 0 in the cut): sets the sums.
 void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,
-                   size_t h, size_t block, size_t s, float *m, float *l, float *acc);
+                   size_t h0, size_t block, size_t s, const rl_attn_sums *sums);
 
 /// Scores of one page for all rows of a block, capped and masked, in local->s.
 void rl_attn_page_scores(const rl_attention_args *a, const rl_attn_plan *p, const rl_attn_cut *c, rl_attn_local *local,

@@ -147,7 +147,8 @@ void rl_kv_write(rl_kv *kv, const rl_dispatch *d, size_t layer, size_t pos0, siz
     }
 }
 
-// Of one thread's heads: what would be read anyway, and leaves room for weights in the second-level cache.
+// Of one thread's heads, where that is all there is: what is read next anyway, and leaves room for weights in the
+// second-level cache. Of a longer context the last page alone: it is written, and the others are read much later.
 #define PREFETCH_BYTES (64 << 10)
 
 static size_t prefetch_lines(const uint8_t *p, size_t n) {
@@ -160,6 +161,8 @@ void rl_kv_prefetch(const rl_kv *kv, size_t layer, size_t length, int ith, int n
     size_t h0, h1, left = PREFETCH_BYTES;
     if (!l->k.tile || !length) return;
     rl_split(l->k.n_head, 1, ith, nth, &h0, &h1);
+    if ((length - l->first * RL_PAGE_TOKENS) / RL_PAGE_TOKENS * (l->k.head + l->v.head) * (h1 - h0) > PREFETCH_BYTES)
+        left = (l->k.head + l->v.head) * (h1 - h0);
     // The last page first: it is written, too, and keys of one token lie in as many lines as those of 16.
     for (size_t page = (length - 1) / RL_PAGE_TOKENS + 1; page-- > l->first;) {
         const uint8_t *data = l->slots[page].data;

@@ -137,8 +137,15 @@ void rl_attn_softmax_avx2(float *s, size_t nq, float *m, float *l, float *corr) 
         for (int i = 0; i < 8; i++) x[i] = _mm256_loadu_ps(s + 8 * i);
         top = x[0];
         for (int i = 1; i < 8; i++) top = _mm256_max_ps(top, x[i]);
-        float max = max8(top);
-        max = max > m[r] ? max : m[r];
+        float max = m[r], c = 1.0f;
+        // Few pages raise the maximum: only then is it worth the way across the vector.
+        if (_mm256_movemask_ps(_mm256_cmp_ps(top, _mm256_set1_ps(max), _CMP_NLE_UQ))) {
+            float here = max8(top);
+            if (here > max) {
+                c = _mm256_cvtss_f32(exp8(_mm256_set1_ps(max - here)));
+                max = here;
+            }
+        }
         // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
         __m256 shift = _mm256_set1_ps(max == -__builtin_inff() ? 0.0f : max);
         for (int i = 0; i < 8; i++) {
@@ -147,7 +154,6 @@ void rl_attn_softmax_avx2(float *s, size_t nq, float *m, float *l, float *corr) 
         }
         for (int half = 4; half; half /= 2)
             for (int i = 0; i < half; i++) x[i] = _mm256_add_ps(x[i], x[i + half]);
-        float c = max == m[r] ? 1.0f : _mm256_cvtss_f32(exp8(_mm256_set1_ps(m[r] - max)));
         corr[r] = c;
         l[r] = l[r] * c + sum8(x[0]);
         m[r] = max;

@@ -140,8 +140,15 @@ void rl_attn_softmax_avx512(float *s, size_t nq, float *m, float *l, float *corr
         __m512 x[4];
         for (int i = 0; i < 4; i++) x[i] = _mm512_loadu_ps(s + 16 * i);
         __m512 top = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
-        float max = _mm512_reduce_max_ps(top);
-        max = max > m[r] ? max : m[r];
+        float max = m[r], c = 1.0f;
+        // Few pages raise the maximum: only then is it worth the way across the vector.
+        if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(max), _CMP_NLE_UQ)) {
+            float here = _mm512_reduce_max_ps(top);
+            if (here > max) {
+                c = _mm_cvtss_f32(_mm512_castps512_ps128(exp16(_mm512_set1_ps(max - here))));
+                max = here;
+            }
+        }
         // All masked: subtract 0 instead, so that -inf gives weight 0 and a NaN still shows.
         float shift = max == -__builtin_inff() ? 0.0f : max;
         for (int i = 0; i < 4; i++) {
@@ -149,7 +156,6 @@ void rl_attn_softmax_avx512(float *s, size_t nq, float *m, float *l, float *corr
             _mm512_storeu_ps(s + 16 * i, x[i]);
         }
         float sum = sum16(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
-        float c = max == m[r] ? 1.0f : _mm_cvtss_f32(_mm512_castps512_ps128(exp16(_mm512_set1_ps(m[r] - max))));
         corr[r] = c;
         l[r] = l[r] * c + sum;
         m[r] = max;
