@@ -58,14 +58,14 @@ class Script:
         self.n_past += len(ids) + len(self._pending)
         self._pending = []
         self.calls += 1
-        return np.array([self.ids[self.calls - 1]], np.float32)
+        return np.eye(1, EOS + 1, self.ids[self.calls - 1], dtype=np.float32)[0]
 
     def _keep(self, n):
         assert n == self.n_past  # nothing is proposed here
 
     def sample(self, logits, history=None):
         self.histories.append(history)
-        return logits[0]
+        return np.argmax(logits)
 
 
 def generation(ids, max_tokens=100, stop=(), prompt=3, **kw):

@@ -79,13 +79,11 @@ PyObject *rl_py_session_compress(py_session *self, PyObject *args) {
 
 PyObject *rl_py_session_compressed(py_session *self, void *unused) {
     (void)unused;
-    size_t rank_k, rank_v;
-    if (!self->s) {
-        PyErr_SetString(PyExc_ValueError, "the session is closed");
-        return NULL;
-    }
+    if (rl_py_session_enter(rl_state_of_type(Py_TYPE(self)), self) < 0) return NULL; // load() replaces them
+    size_t rank_k, rank_v, n = rl_kv_compressed(self->s->kv);
     rl_kv_ranks(self->s->kv, &rank_k, &rank_v);
-    return Py_BuildValue("(nnn)", (Py_ssize_t)rl_kv_compressed(self->s->kv), (Py_ssize_t)rank_k, (Py_ssize_t)rank_v);
+    rl_py_session_leave(self);
+    return Py_BuildValue("(nnn)", (Py_ssize_t)n, (Py_ssize_t)rank_k, (Py_ssize_t)rank_v);
 }
 
 PyObject *rl_py_session_whole_layers(py_session *self, void *unused) {

@@ -14,8 +14,8 @@
 
 // ---- shared helpers ----
 
-int rl_py_session_enter(rl_state *st, py_session *s) {
-    if (rl_py_ahead_wait(s, true) < 0) return -1;
+// Against other threads, but beside a step that runs ahead.
+static int enter_beside(rl_state *st, py_session *s) {
     if (!s->s) {
         PyErr_SetString(PyExc_ValueError, "the session is closed");
         return -1;
@@ -26,6 +26,10 @@ int rl_py_session_enter(rl_state *st, py_session *s) {
         return -1;
     }
     return 0;
+}
+
+int rl_py_session_enter(rl_state *st, py_session *s) {
+    return rl_py_ahead_wait(s, true) < 0 ? -1 : enter_beside(st, s);
 }
 
 void rl_py_session_leave(py_session *s) {
@@ -356,9 +360,12 @@ static PyObject *get_size(py_session *self, void *which) {
         return PyLong_FromSize_t(rl_session_room(self->s));
     case GET_STEP_ROOM:
         return PyLong_FromSize_t(rl_session_step_room(self->s));
-    default: // pages change hands while a step runs
-        if (rl_py_ahead_wait(self, true) < 0 || !opts_of(self)) return NULL;
-        return PyLong_FromSize_t(rl_kv_bytes_in_use(self->s->kv));
+    default: { // pages change hands while a step runs
+        if (rl_py_session_enter(state_of(self), self) < 0) return NULL;
+        size_t n = rl_kv_bytes_in_use(self->s->kv);
+        rl_py_session_leave(self);
+        return PyLong_FromSize_t(n);
+    }
     }
 }
 
@@ -420,10 +427,12 @@ static PyObject *get_placement(py_session *self, void *u) {
 
 static PyObject *get_tokens(py_session *self, void *u) {
     (void)u;
-    if (!opts_of(self)) return NULL;
+    // An evaluation may move them; a step that runs ahead is begun only where it need not.
+    if (enter_beside(state_of(self), self) < 0) return NULL;
     npy_intp n = (npy_intp)rl_session_length(self->s);
     PyObject *a = PyArray_SimpleNew(1, &n, NPY_INT32);
     if (a && n) memcpy(PyArray_DATA((PyArrayObject *)a), self->s->tokens, (size_t)n * sizeof(int32_t));
+    rl_py_session_leave(self);
     return a;
 }
 

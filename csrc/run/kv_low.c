@@ -76,7 +76,8 @@ rl_status rl_kv_basis_create(rl_kv_basis **out, const rl_kv *kv, size_t rank_k, 
         b->at[i] = b->n;
         b->n += l->n_head_kv * (l->dim_k * rank_k + l->dim_v * rank_v); // no larger than 2^36: heads are checked
     }
-    if (!(b->values = malloc((b->n + 1) * sizeof(float)))) goto nomem;
+    // Kernels take rows of 16 values, and so some behind the last row where heads are no multiple of that.
+    if (!(b->values = calloc(b->n + 16, sizeof *b->values))) goto nomem;
     *out = b;
     return RL_OK;
 nomem:

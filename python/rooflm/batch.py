@@ -21,6 +21,7 @@ import numpy as np
 from rooflm import _core
 from rooflm._closing import Closing
 from rooflm._keywords import checked_keywords
+from rooflm._stepping import sample, whole_or_undone
 from rooflm._text import TextOrTokens, as_tokens
 
 if TYPE_CHECKING:
@@ -59,9 +60,7 @@ class BatchSequence:
         return f"<BatchSequence {self.n_past} tokens, {len(self.ids)} generated, {state}>"
 
     def _advance(self, logits: np.ndarray, ends: frozenset[int]) -> None:
-        token = int(self.sampler.sample(logits, self._history))
-        if not 0 <= token < len(logits):
-            raise ValueError(f"sample() returned {token}: ids are 0 to {len(logits) - 1}")
+        token = sample(self.sampler, logits, self._history)
         if token in ends:
             self.stop_reason = "eos"
             return
@@ -160,11 +159,12 @@ class Batch(Closing):
                 room -= take
         if not chosen:
             return []
-        logits = self.eval(chosen, parts)
         ends = frozenset(self.model.tokenizer.eog_ids)
         advanced = []
-        for s, part in zip(chosen, parts):
-            s._pending = s._pending[len(part) :]
+        with whole_or_undone(*[(s._core, s) for s in chosen if s._core is not None]):
+            logits = self.eval(chosen, parts)
+            for s, part in zip(chosen, parts):
+                s._pending = s._pending[len(part) :]
         failed: Optional[Exception] = None
         try:
             for s, row in zip(chosen, logits):

@@ -10,6 +10,7 @@ keys, on which much attention rests, are far from all others. Weighting keys by 
 
 from __future__ import annotations
 
+import operator
 import time
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -24,7 +25,7 @@ PAGE = 64
 def parse_rank(rank: Union[int, str]) -> tuple[int, int]:
     """Ranks of K and V from 48, "48" or "48/32"."""
     parts = str(rank).split("/")
-    if len(parts) > 2 or not all(p.strip().isdigit() for p in parts):
+    if len(parts) > 2 or not all(p.strip().isdecimal() for p in parts):
         raise ValueError(f'rank={rank!r}: it is a number, or two for K and V such as "48/32"')
     return int(parts[0]), int(parts[-1])
 
@@ -32,6 +33,10 @@ def parse_rank(rank: Union[int, str]) -> tuple[int, int]:
 def compress(session: Session, rank: Union[None, int, str], recent: int) -> dict[str, Any]:
     start = time.perf_counter()
     core = session._c
+    try:
+        recent = operator.index(recent)
+    except TypeError:
+        raise TypeError(f"recent={recent!r}: a whole number of positions") from None
     if recent < 0:
         raise ValueError(f"recent={recent} is negative")
     done, *ranks_now = core._compressed

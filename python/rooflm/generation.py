@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
+from rooflm._stepping import sample
 from rooflm.overlapping import StepsAhead
 from rooflm.tracing import stage
 
@@ -119,7 +120,7 @@ class Generation:
                 self._stop_reason = "length"
             while not self._stop_reason:
                 with stage(session, "sample"):
-                    token = _choose(sampler, rows[at], seen)
+                    token = sample(sampler, rows[at], seen)
                 self._times.append(time.perf_counter() - start)
                 if token in ends:
                     self._stop_reason = "eos"
@@ -207,6 +208,8 @@ class Generation:
             return []
         session = self._session
         room = min(self._n_draft, self._max_tokens - len(self._ids) - 1, session.room - 1)
+        # Once a page is evicted, what was evaluated before cannot be taken back: a step must not go so far.
+        room = min(room, session._c._step_room - len(session._pending))
         if room < 1:
             return []
         with stage(session, "draft"):
@@ -352,14 +355,6 @@ class Generation:
             rows["hidden behind the caller"] = f"{_unit(self.hidden_s, 's', 3)}, {self.n_ahead} steps run ahead"
         body = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<pre style='white-space:pre-wrap'>{html.escape(self.text)}</pre><table>{body}</table>"
-
-
-def _choose(sampler: Any, logits: np.ndarray, seen: list[int]) -> int:
-    """The sampler's choice; the history costs time to hand over, so only where a penalty looks at it."""
-    if getattr(sampler, "repeat_penalty", None) == 1.0:
-        return int(sampler.sample(logits))
-    last = getattr(sampler, "repeat_last_n", -1)
-    return int(sampler.sample(logits, seen[-last:] if last > 0 else seen))
 
 
 def _unit(value: Optional[float], unit: str, digits: int) -> str:

@@ -22,6 +22,7 @@ from rooflm._closing import Closing
 from rooflm._keywords import checked_keywords
 from rooflm._progress import ProgressArg
 from rooflm._output import html_table, show_layers, table
+from rooflm._stepping import whole_or_undone
 from rooflm.capture import Capture
 from rooflm._text import TextOrTokens, as_tokens, given_text
 from rooflm.drafting import DraftModel
@@ -347,7 +348,8 @@ class Session(Closing):
         """
         ids = self._ids(tokens)
         self._settle(ids)
-        return self._c.eval(ids, logits=logits, out=out)
+        with whole_or_undone((self._c, self)):
+            return self._c.eval(ids, logits=logits, out=out)
 
     @checked_keywords
     def logprobs(self, tokens: TextOrTokens, *, top: int = 0, start: int = 0) -> LogProbs:
@@ -355,7 +357,8 @@ class Session(Closing):
         vocabulary exists: of each token after the one at `start`, and with top > 0 the best ids of each position."""
         ids = self._ids(tokens)
         self._settle(ids)
-        return LogProbs(*self._c.logprobs(ids, top=top, start=start))
+        with whole_or_undone((self._c, self)):
+            return LogProbs(*self._c.logprobs(ids, top=top, start=start))
 
     def _settle(self, coming: np.ndarray) -> None:
         """Evaluates what was sampled and is still to be evaluated, if there is room for it and for what comes."""
@@ -364,8 +367,9 @@ class Session(Closing):
         both = np.concatenate([np.asarray(self._pending, np.int32), coming])
         if len(both) <= self.room:
             both = both[: len(self._pending)]
-        self._c.eval(both, logits="none")  # without room for both: ContextFull, before anything has changed
-        self._pending.clear()
+        with whole_or_undone((self._c, self)):
+            self._c.eval(both, logits="none")  # without room for both: ContextFull, before anything has changed
+            self._pending = []
 
     def _ids(self, value: TextOrTokens, special: bool = False) -> np.ndarray:
         # Within a running timeline a second BOS would be wrong whatever the file asks for.
@@ -375,16 +379,18 @@ class Session(Closing):
     def _evaluate(self, ids: np.ndarray, out: Optional[np.ndarray] = None) -> np.ndarray:
         """Logits of the last token after evaluating what was sampled and then ids."""
         batch = np.concatenate([np.asarray(self._pending, np.int32), ids]) if self._pending else ids
-        result = self._c.eval(batch, logits="last", out=out)
-        self._pending = []
+        with whole_or_undone((self._c, self)):
+            result = self._c.eval(batch, logits="last", out=out)
+            self._pending = []
         assert result is not None
         return result
 
     def _evaluate_ahead(self, proposed: Sequence[int]) -> np.ndarray:
         """Logits behind what was sampled and behind each id proposed: (1 + len(proposed), n_vocab)."""
         n = len(self._pending)
-        result = self._c.eval(np.array([*self._pending, *proposed], np.int32), logits=slice(n - 1, None))
-        self._pending = []
+        with whole_or_undone((self._c, self)):
+            result = self._c.eval(np.array([*self._pending, *proposed], np.int32), logits=slice(n - 1, None))
+            self._pending = []
         assert result is not None
         return result
 
@@ -450,8 +456,9 @@ class Session(Closing):
         """Writes tokens and cache to a file. A token that generate() sampled last is evaluated first, so that whoever
         loads the file goes on from the whole text."""
         if self._pending and len(self._pending) <= self.room:
-            self._c.eval(np.asarray(self._pending, np.int32), logits="none")
-            self._pending.clear()
+            with whole_or_undone((self._c, self)):
+                self._c.eval(np.asarray(self._pending, np.int32), logits="none")
+                self._pending = []
         self._c.save(path)
 
     def load(self, path: Union[str, os.PathLike[str]]) -> None:
@@ -553,12 +560,14 @@ class Session(Closing):
                 f"draft must have propose(tokens, n), as PromptLookup() and DraftModel(session) do, not "
                 f"{type(draft).__name__}"
             )
-        if overlap not in (True, False, "auto"):
+        if not isinstance(overlap, bool) and not (isinstance(overlap, str) and overlap == "auto"):
             raise ValueError(f"overlap={overlap!r}: must be True, False or 'auto'")
         if n_draft < 0:
             raise ValueError(f"n_draft={n_draft} is negative")
         if isinstance(draft, DraftModel):
             draft.check(self.model.tokenizer)
+            if draft.session is self:
+                raise ValueError("draft=DraftModel(session) needs a session of its own, usually of a smaller model")
         if not len(ids) and not self._pending:
             raise ValueError("the prompt is empty and the session has nothing to continue from")
         return Generation(
@@ -611,9 +620,13 @@ class Session(Closing):
         if self.evict is not None:
             held = " and ".join(f"{first} to {end - 1}" for first, end in self.held if end > first) or "none"
             past = f"{self.n_past} positions, holds {held} (evict {self.evict})"
-        if self.compressed is not None:
-            first, end = self.compressed["positions"]
-            past += f", {first} to {end - 1} at rank {'/'.join(map(str, self.compressed['ranks']))}"
+        try:
+            compressed = self.compressed
+        except _core.SessionBusy:
+            compressed, past = None, past + ", computing in another thread"
+        if compressed is not None:
+            first, end = compressed["positions"]
+            past += f", {first} to {end - 1} at rank {'/'.join(map(str, compressed['ranks']))}"
         return (
             f"<Session {past}, kv {self.kv_type}, "
             f"compute {self.compute}, {self.n_threads} threads>"

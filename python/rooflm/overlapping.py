@@ -12,6 +12,7 @@ nothing: "auto" runs steps ahead when one of the last pieces kept the caller for
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Deque, Optional, Sequence, Union
 
 import numpy as np
 
+from rooflm._stepping import whole_or_undone
 from rooflm.tracing import TAKEN_BACK, Span
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class StepsAhead:
         ids = np.array([*session._pending, *proposed], np.int32)
         n_rows = 1 + len(proposed)
         out = self._before if self._before is not None and len(self._before) == n_rows else None
-        begun = session._c._ahead_start(ids, len(ids) - n_rows, out)
+        with _forking:
+            begun = session._c._ahead_start(ids, len(ids) - n_rows, out)
         if begun is not None:
             self._number, logits = begun
             self._last, self.proposed = self._number, list(proposed)
@@ -78,8 +81,12 @@ class StepsAhead:
         if self._number is None:
             return None
         number, self._number = self._number, None
+        session = self._session
         try:
-            times = self._session._c._ahead_finish(number)
+            with whole_or_undone((session._c, session)):
+                times = session._c._ahead_finish(number)
+                if times is not None:
+                    session._pending = []
         except BaseException:
             self._number = number  # interrupted while it runs, maybe: to be taken back
             raise
@@ -87,7 +94,6 @@ class StepsAhead:
             self.n_taken_back += 1
             self._before, self._logits = self._logits, self._before
             return None
-        self._session._pending = []
         self.n_steps += 1
         self.time_s += (times[1] - times[0]) * 1e-9
         self.hidden_s += self._record("decode", times, came_ns) * 1e-9
@@ -115,13 +121,15 @@ class StepsAhead:
 
 
 _all: weakref.WeakSet[StepsAhead] = weakref.WeakSet()
+_forking = threading.RLock()  # while it is held no step begins, or no process is forked
 
 
 def _before_fork() -> None:
     """A child has no thread but its own, and locks as they were: none may be held by a step."""
+    _forking.acquire()
     for steps in list(_all):
         if steps._session._open is not None:
             steps._session._c._ahead_pause()
 
 
-os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_forking.release, after_in_child=_forking.release)
