@@ -219,15 +219,15 @@ def test_interrupted_run_ends_with_130_and_a_message(smollm2):
 def test_interrupted_run_still_gives_its_record(command, smollm2, monkeypatch):
     from rooflm import generation
 
-    choose, calls = generation._choose, []
+    sample, calls = generation.sample, []
 
     def third_time(*args):
         calls.append(args)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return choose(*args)
+        return sample(*args)
 
-    monkeypatch.setattr(generation, "_choose", third_time)
+    monkeypatch.setattr(generation, "sample", third_time)
     code, out, err = command("run", smollm2, "-p", "Count: 1 2 3", "-n", "40", "--json")
     assert code == 130 and "interrupted after 2 tokens" in err
     record = json.loads(out)
