@@ -189,32 +189,27 @@ size_t rl_attention_scratch_used(const rl_kv_config *c, size_t n_head, size_t ma
 
 // ---- running ----
 
-// Where the results of a block's stretches lie: stretch s is `step` floats behind stretch s - 1.
-typedef struct partial {
-    float *m, *l, *acc;
-    size_t step;
-} partial;
-
-static partial partial_of(const rl_attn_cut *c, float *base, size_t h, size_t block) {
-    size_t ml = round_up(c->rows, 16), one = 2 * ml + c->rows * c->ld_acc;
-    float *b = base + (h * c->n_blocks + block) * c->n_s * one;
-    return (partial){b, b + ml, b + 2 * ml, one};
+static rl_attn_sums sums_of(const rl_attn_cut *c, float *base, size_t h, size_t block) {
+    size_t ml = round_up(c->rows, 16), one = 2 * ml + c->rows * c->ld_acc, head = c->n_blocks * c->n_s * one;
+    float *b = base + h * head + block * c->n_s * one;
+    return (rl_attn_sums){b, b + ml, b + 2 * ml, one, head};
 }
 
-static void finish_block(const rl_attention_args *a, const rl_attn_cut *c, const partial *p, size_t h, size_t block) {
+static void finish_block(const rl_attention_args *a, const rl_attn_cut *c, const rl_attn_sums *p, size_t h,
+                         size_t block) {
     size_t t0 = block * c->block_tok, n = a->n_tok - t0 < c->block_tok ? a->n_tok - t0 : c->block_tok;
     size_t dim = a->kv->layers[a->layer].v.dim;
     for (size_t r = 0; r < n * c->group; r++) {
         size_t head = h * c->group + r % c->group;
         float *out = a->out + (t0 + r / c->group) * a->ld_out + head * dim;
         float max = a->sinks ? a->sinks[head] : -INFINITY, sum = 0.0f;
-        for (size_t s = 0; s < c->n_s; s++) max = p->m[s * p->step + r] > max ? p->m[s * p->step + r] : max;
+        for (size_t s = 0; s < c->n_s; s++) max = p->m[s * p->stretch + r] > max ? p->m[s * p->stretch + r] : max;
         if (a->sinks) sum = expf(a->sinks[head] - max);
         for (size_t i = 0; i < dim; i++) out[i] = 0.0f;
         for (size_t s = 0; s < c->n_s; s++) {
-            float m = p->m[s * p->step + r], w = m == max ? 1.0f : expf(m - max);
-            const float *acc = p->acc + s * p->step + r * c->ld_acc;
-            sum += p->l[s * p->step + r] * w;
+            float m = p->m[s * p->stretch + r], w = m == max ? 1.0f : expf(m - max);
+            const float *acc = p->acc + s * p->stretch + r * c->ld_acc;
+            sum += p->l[s * p->stretch + r] * w;
             for (size_t i = 0; i < dim; i++) out[i] += acc[i] * w;
         }
         float inv = 1.0f / sum;
@@ -260,15 +255,10 @@ static void run_pieces(const rl_attention_args *a, const rl_attn_plan *p, const 
     while (rl_work_next(&w, team, ith, &i0, &i1))
         for (size_t i = i0; i < i1; i++) {
             size_t s = s0 + i % n, block = i / n % c->n_blocks, h = i / n / c->n_blocks * c->heads;
-            if (c->n_s == 1) {
-                partial one = {local->m, local->l, local->acc, 0};
-                rl_attn_block(a, p, c, local, h, block, 0, &(rl_attn_sums){one.m, one.l, one.acc, 0});
-                finish_block(a, c, &one, h, block);
-            } else {
-                partial one = partial_of(c, partials, h, block);
-                size_t at = s * one.step, head = c->n_blocks * c->n_s * one.step;
-                rl_attn_block(a, p, c, local, h, block, s, &(rl_attn_sums){one.m + at, one.l + at, one.acc + at, head});
-            }
+            rl_attn_sums sums = {local->m, local->l, local->acc, 0, 0};
+            if (c->n_s > 1) sums = sums_of(c, partials, h, block);
+            rl_attn_block(a, p, c, local, h, block, s, &sums);
+            if (c->n_s == 1) finish_block(a, c, &sums, h, block);
         }
 }
 
@@ -308,8 +298,8 @@ bool rl_attention_run(rl_team *team, int ith, const rl_attention_args *a) {
         rl_work_begin(&w, team, ith, n_blocks, 1);
         while (rl_work_next(&w, team, ith, &i0, &i1))
             for (size_t i = i0; i < i1; i++) {
-                partial one = partial_of(&c, partials, i / c.n_blocks, i % c.n_blocks);
-                finish_block(a, &c, &one, i / c.n_blocks, i % c.n_blocks);
+                rl_attn_sums sums = sums_of(&c, partials, i / c.n_blocks, i % c.n_blocks);
+                finish_block(a, &c, &sums, i / c.n_blocks, i % c.n_blocks);
             }
     }
     if (a->weights) {

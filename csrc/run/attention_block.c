@@ -193,12 +193,13 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
                    size_t h0, size_t block, size_t s, const rl_attn_sums *sums) {
     size_t t0 = block * c->block_tok, t1 = t0 + c->block_tok < a->n_tok ? t0 + c->block_tok : a->n_tok;
     size_t rows = (t1 - t0) * c->group, lo, hi, skip;
+    float *m = sums->m + s * sums->stretch, *l = sums->l + s * sums->stretch, *acc = sums->acc + s * sums->stretch;
     for (size_t i = 0; i < c->heads; i++) {
         for (size_t r = 0; r < rows; r++) {
-            sums->m[i * sums->head + r] = -INFINITY;
-            sums->l[i * sums->head + r] = 0.0f;
+            m[i * sums->head + r] = -INFINITY;
+            l[i * sums->head + r] = 0.0f;
         }
-        memset(sums->acc + i * sums->head, 0, rows * c->ld_acc * sizeof *sums->acc);
+        memset(acc + i * sums->head, 0, rows * c->ld_acc * sizeof *acc);
     }
     rl_attn_range(a, t0, &lo, &skip);
     rl_attn_range(a, t1 - 1, &skip, &hi);
@@ -214,18 +215,18 @@ void rl_attn_block(const rl_attention_args *a, const rl_attn_plan *p, const rl_a
         const rl_kv_layer *layer = rl_kv_layer_of(a->kv, a->layer, page, &at);
         bool low = layer != &a->kv->layers[a->layer];
         if (low && !in_low) {
-            memcpy(local->m_low, sums->m, rows * sizeof *sums->m);
-            memset(local->acc_low, 0, rows * c->ld_acc * sizeof *sums->acc);
+            memcpy(local->m_low, m, rows * sizeof *m);
+            memset(local->acc_low, 0, rows * c->ld_acc * sizeof *acc);
         } else if (!low && in_low) {
-            fold_low(a, p, c, local, h0, rows, sums->m, sums->acc);
+            fold_low(a, p, c, local, h0, rows, m, acc);
         }
         in_low = low;
         for (size_t i = 0; i < c->heads; i++) {
             size_t o = i * sums->head;
             rl_attn_page_scores(a, p, c, local, h0 + i, block, page);
-            p->softmax(local->s, rows, sums->m + o, sums->l + o, local->corr);
-            weigh_page(p, c, local, layer, h0 + i, at, rows, n_tok, low ? local->acc_low : sums->acc + o);
+            p->softmax(local->s, rows, m + o, l + o, local->corr);
+            weigh_page(p, c, local, layer, h0 + i, at, rows, n_tok, low ? local->acc_low : acc + o);
         }
     }
-    if (in_low) fold_low(a, p, c, local, h0, rows, sums->m, sums->acc);
+    if (in_low) fold_low(a, p, c, local, h0, rows, m, acc);
 }

@@ -56,10 +56,10 @@ static inline const rl_kv_low *rl_attn_low(const rl_attention_args *a) {
     return low && low->layer_of[a->layer] != SIZE_MAX ? low : NULL;
 }
 
-// Where the sums of a block's rows go: those of the next KV head lie `head` floats on.
+// Where the sums of a block's rows lie: those of the next stretch and of the next KV head so many floats on.
 typedef struct rl_attn_sums {
     float *m, *l, *acc;
-    size_t head;
+    size_t stretch, head;
 } rl_attn_sums;
 
 /// Runs block `block` of cut->heads KV heads, from h0 on, over stretch s (counted from 0 in the cut): sets the sums.
