@@ -35,6 +35,19 @@ class Noise:
         return np.random.default_rng(len(tokens)).integers(0, 300, n)
 
 
+class Moody:
+    """A greedy sampler that fails when it is asked for the last-th time."""
+
+    def __init__(self, last):
+        self.left = last
+
+    def sample(self, logits, history=None):
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("no")
+        return int(logits.argmax())
+
+
 def samplers():
     return [
         lambda: None,
@@ -134,16 +147,7 @@ def test_a_failing_draft_or_sampler_leaves_the_session_whole(model):
                 raise RuntimeError("no more ideas")
             return super().propose(tokens, n)
 
-    class Moody:
-        drawn = 0
-
-        def sample(self, logits, history=None):
-            self.drawn += 1
-            if self.drawn == 9:
-                raise RuntimeError("no")
-            return int(logits.argmax())
-
-    for options in ({"draft": Broken(answer.ids, 5)}, {"draft": Oracle(answer.ids, 5), "sampler": Moody()}):
+    for options in ({"draft": Broken(answer.ids, 5)}, {"draft": Oracle(answer.ids, 5), "sampler": Moody(9)}):
         with model.session(compute="int8", n_ctx=256) as s:
             g = s.generate([5, 6, 7, 5, 6], max_tokens=N, **options)
             with pytest.raises(RuntimeError, match="no"):

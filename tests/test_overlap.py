@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from maker import tiny_model
-from test_drafting import Noise, Oracle, held, samplers
+from test_drafting import Moody, Noise, Oracle, held, samplers
 
 import rooflm
 from rooflm import overlapping
@@ -283,15 +283,6 @@ def test_errors_come_with_the_piece_that_needs_the_step(model, path, tmp_path):
                 raise RuntimeError("no more ideas")
             return super().propose(tokens, n)
 
-    class Moody:
-        drawn = 0
-
-        def sample(self, logits, history=None):
-            self.drawn += 1
-            if self.drawn == 5:
-                raise RuntimeError("no")
-            return int(logits.argmax())
-
     def act(s, generation):
         got = []
         with pytest.raises(RuntimeError, match="no"):
@@ -299,7 +290,7 @@ def test_errors_come_with_the_piece_that_needs_the_step(model, path, tmp_path):
                 got.append(piece)
         return got
 
-    for make in (lambda: {"draft": Broken()}, lambda: {"sampler": Moody()}):
+    for make in (lambda: {"draft": Broken()}, lambda: {"sampler": Moody(5)}):
         ends = []
         for overlap in (False, True):
             with session(model) as s:
