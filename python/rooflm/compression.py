@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
+from rooflm._eviction import PAGE
+
 if TYPE_CHECKING:
     from rooflm.model import Session
-
-PAGE = 64
-
 
 def parse_rank(rank: Union[int, str]) -> tuple[int, int]:
     """Ranks of K and V from 48, "48" or "48/32"."""

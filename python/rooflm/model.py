@@ -438,7 +438,8 @@ class Session(Closing):
     def compressed(self) -> Optional[dict[str, Any]]:
         """{"positions": [first, end), "ranks": [of K, of V]} of compressed pages; None where there are none."""
         n, rank_k, rank_v = self._c._compressed
-        return {"positions": [64, 64 + n], "ranks": [rank_k, rank_v]} if n else None
+        page = _eviction.PAGE  # the first stays whole
+        return {"positions": [page, page + n], "ranks": [rank_k, rank_v]} if n else None
 
     def fork(self) -> Session:
         """A second session with the same past; pages of the cache are shared until they differ."""
@@ -455,10 +456,8 @@ class Session(Closing):
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes tokens and cache to a file. A token that generate() sampled last is evaluated first, so that whoever
         loads the file goes on from the whole text."""
-        if self._pending and len(self._pending) <= self.room:
-            with whole_or_undone((self._c, self)):
-                self._c.eval(np.asarray(self._pending, np.int32), logits="none")
-                self._pending = []
+        if len(self._pending) <= self.room:
+            self._settle(np.empty(0, np.int32))
         self._c.save(path)
 
     def load(self, path: Union[str, os.PathLike[str]]) -> None:

@@ -31,9 +31,8 @@ PHASES = (None, "prefill", "decode")
 
 # What generate() and chat() pass through, in this order, plus the evaluations after the first token. "render" is the
 # caller's own code between two pieces of text.
-# Evaluations that were run ahead and not used count as a stage of their own, behind these.
-TAKEN_BACK = "taken back"
 STAGES = ("input", "preprocess", "tokenize", "first_token", "sample", "decode", "postprocess", "render")
+TAKEN_BACK = "taken back"  # a stage of its own, behind these: evaluations that were run ahead and not used
 
 
 class TraceEvent(NamedTuple):

@@ -17,6 +17,16 @@ def _answer(result: Any, args: argparse.Namespace) -> None:
     plot_to(args.plot, result)
 
 
+def _text_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What every command takes that reads windows of a text."""
+    return {
+        "ctx": args.ctx,
+        "windows": args.windows,
+        "n_threads": args.threads,
+        "progress": False if args.json else None,
+    }
+
+
 def compare(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
@@ -39,12 +49,9 @@ def compare(args: argparse.Namespace) -> int:
         reference,
         [{"model": resolve_model(m), **own} for m in args.models],
         Path(args.text),
-        ctx=args.ctx,
-        windows=args.windows,
         compute=compute,
         kv=kv,
-        n_threads=args.threads,
-        progress=False if args.json else None,
+        **_text_options(args),
     )
     _answer(result[0] if len(result) == 1 else result, args)
     return 0
@@ -61,13 +68,10 @@ def kv_loss(args: argparse.Namespace) -> int:
         resolve_model(args.model),
         Path(args.text),
         settings or None,
-        ctx=args.ctx,
-        windows=args.windows,
         kv=args.full,
         compute=args.compute,
         repeats=args.repeats,
-        n_threads=args.threads,
-        progress=False if args.json else None,
+        **_text_options(args),
     )
     _answer(result, args)
     return 0
@@ -96,10 +100,7 @@ def budget(args: argparse.Namespace) -> int:
         kv=args.kv,
         window=args.window,
         by_operation=args.by_operation,
-        ctx=args.ctx,
-        windows=args.windows,
-        n_threads=args.threads,
-        progress=False if args.json else None,
+        **_text_options(args),
     )
     _answer(result, args)
     return 0
@@ -118,14 +119,11 @@ def sensitivity(args: argparse.Namespace) -> int:
             tensors=args.tensors.split(","),
             reference=resolve_model(args.reference) if args.reference else None,
             each=not args.kinds,
-            ctx=args.ctx,
-            windows=args.windows,
             budget_s=args.budget,
             imatrix=args.imatrix,
             resume=args.resume,
             out=args.out,
-            n_threads=args.threads,
-            progress=False if args.json else None,
+            **_text_options(args),
         )
     except KeyboardInterrupt as e:
         result, interrupted = measured_before(e), True

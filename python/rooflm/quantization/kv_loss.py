@@ -53,9 +53,9 @@ class _Cache:
             words.append(f"rank {self.rank} but for the last {self.recent}")
         self.setting = Setting(base.model, options, given.get("name") or ", ".join(words) or "full")
 
-    def compress(self, session: Session) -> None:
-        if self.rank is not None:
-            session.compress(rank=self.rank, recent=self.recent)
+    def compress(self, session: Session) -> Optional[dict[str, Any]]:
+        """What Session.compress() says of it; None where nothing is to be compressed."""
+        return None if self.rank is None else session.compress(rank=self.rank, recent=self.recent)
 
 
 class KvLoss:
@@ -231,11 +231,8 @@ def _speeds(
             session = cache.setting.session(n_ctx=cut.ctx + (gen + 1) * repeats, n_threads=n_threads)
             sessions.append(session)
             session.eval(cut.ids[0], logits="none")
-            errors = {"k_error": None, "v_error": None}
-            if cache.rank is not None:
-                done = session.compress(rank=cache.rank, recent=cache.recent)
-                errors = {key: done[key] for key in errors}
-            out.append({"kv_nbytes": session.kv_nbytes, **errors})
+            done = cache.compress(session) or {"k_error": None, "v_error": None}
+            out.append({"kv_nbytes": session.kv_nbytes, "k_error": done["k_error"], "v_error": done["v_error"]})
         for _ in range(repeats):
             rng.shuffle(order)
             for i in order:
