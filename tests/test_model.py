@@ -113,6 +113,19 @@ def test_capture_within_a_larger_run_takes_only_its_own_part(model):
     assert cap["blk.1.resid_post"].shape[0] == 4  # after the session is closed
 
 
+def test_closing_a_session_inside_its_capture_loses_nothing(model):
+    with session(model) as s, s.capture("blk.1.resid_post") as cap:
+        s.eval(TOKENS)
+    with session(model) as s:
+        with s.capture("blk.1.resid_post") as closed:
+            s.eval(TOKENS[:5])
+            assert len(closed["blk.1.resid_post"]) == 5
+            s.eval(TOKENS[5:])
+            s.close()
+            assert len(closed["blk.1.resid_post"]) == len(TOKENS)
+    np.testing.assert_allclose(closed["blk.1.resid_post"], cap["blk.1.resid_post"], rtol=1e-5, atol=1e-5)
+
+
 def test_capture_does_not_change_results(model):
     with session(model) as s, s.capture():
         seen = s.eval(TOKENS)

@@ -308,6 +308,17 @@ def test_a_span_ends_with_its_block_whatever_happens():
                 with tr.span("sample"):
                     1 / 0  # noqa: B018
     assert [(x.name, x.stage) for x in tr.spans] == [("sample", True)] and tr.events
+
+def test_closing_a_session_inside_its_trace_loses_nothing():
+    m = rooflm.Model(golden("llama").path)
+    with m.session(n_ctx=64, n_threads=1) as s:
+        with s.trace(capacity=40) as tr:
+            s.eval([3, 4, 5])
+            s.eval([6])
+            s.close()
+            assert len(tr.events) == 40 and tr.dropped > 0
+    assert len(tr.events) == 40 and tr.events[0].n_tokens == 3
+    assert tr.cost(tr.events[0]).nbytes > 0
     with m.session(n_ctx=64, n_threads=1) as s:
         with s.trace() as tr:
             s.close()

@@ -39,10 +39,14 @@ class Capture(Mapping[str, np.ndarray]):
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        self._session._capture = None
-        if self._session._open is not None:
+        self._end()
+
+    def _end(self) -> None:
+        """Takes what was gathered and stops: when the block ends, or earlier when its session is closed."""
+        if self._session._capture is self:
             self._collect()
-            self._session._open._set_taps([])
+            self._session._c._set_taps([])
+            self._session._capture = None
 
     def _collect(self) -> None:
         """Moves what the extension has gathered into our arrays."""

@@ -285,9 +285,14 @@ class Session(Closing):
         return self._open
 
     def close(self) -> None:
-        """Frees the cache (views of it stay valid until they are gone). Closing twice is fine."""
-        if self._open is not None:
-            self._open.close()
+        """Frees the cache (views of it stay valid until they are gone) and ends capture() and trace(), which keep what
+        they have. Closing twice is fine."""
+        if self._open is None:
+            return
+        for watching in (self._capture, self._tracer):
+            if watching is not None:
+                watching._end()
+        self._open.close()
         self._open = None
 
     # ---- facts ----

@@ -117,10 +117,14 @@ class Trace:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        self._session._tracer = None
-        if self._session._open is None:
+        self._end()
+
+    def _end(self) -> None:
+        """Takes what was gathered and stops: when the block ends, or earlier when its session is closed."""
+        if self._session._tracer is not self:
             return
         self._raw, token_counts, self.dropped = self._session._c._trace_take()
+        self._session._tracer = None
         self._events = None
         for n in token_counts:
             self._costs.learn(self._session, n)
