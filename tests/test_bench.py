@@ -70,7 +70,7 @@ def test_zip_grid_advances_together():
         ({"prompt": 0}, "prompt=0"),
         ({"gen": [4, 0]}, "gen=0"),
         ({"depth": -1}, "depth=-1"),
-        ({"prompt": "many"}, "must be an integer"),
+        ({"prompt": "many"}, "prompt='many': must be a whole number"),
         ({"kv": "q4_0"}, "kv='q4_0'"),
         ({"repeats": 0}, "repeats=0"),
         ({"cooldown": "cold"}, "cooldown='cold'"),

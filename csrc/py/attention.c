@@ -67,11 +67,12 @@ static int check_window(const rl_kv *kv, Py_ssize_t layer, size_t pos0, size_t w
 static PyObject *attention(PyObject *module, PyObject *args, PyObject *kw) {
     static char *names[] = {"q",     "kv",      "layer",          "scale", "window",  "softcap", "causal",
                             "sinks", "threads", "return_weights", "isa",   "kernels", NULL};
+    static const char *const counts[] = {"layer", "window", "threads", NULL};
     PyObject *q_obj, *kv_obj, *scale = Py_None, *window = Py_None, *softcap = Py_None, *sinks_obj = Py_None;
     Py_ssize_t layer = 0;
     int causal = 1, threads = 1, return_weights = 0;
     PyObject *isa = Py_None, *kernels = Py_None;
-    if (rl_py_check_keywords(kw, "attention", names) < 0) return NULL;
+    if (rl_py_check_keywords(kw, "attention", names) < 0 || rl_py_check_counts(kw, counts) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "OO|$nOOOpOipOO:attention", names, &q_obj, &kv_obj, &layer, &scale,
                                      &window, &softcap, &causal, &sinks_obj, &threads, &return_weights, &isa, &kernels))
         return NULL;

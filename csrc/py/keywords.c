@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unknown keywords of C functions get the same answer as those of Python functions: rooflm._keywords.
+// Unknown keywords of C functions, and counts that are none, get the same answer as those of Python functions:
+// rooflm._keywords.
 #include "py/state.h"
 
 int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names) {
@@ -20,6 +21,16 @@ int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names)
         if (module) exc = PyObject_CallMethod(module, "unknown_keyword", "sOO", function, key, list);
         if (exc) PyErr_SetObject((PyObject *)Py_TYPE(exc), exc);
         Py_XDECREF(exc), Py_XDECREF(module), Py_XDECREF(list);
+        return -1;
+    }
+    return 0;
+}
+
+int rl_py_check_counts(PyObject *kw, const char *const *counts) {
+    for (; kw && *counts; counts++) {
+        PyObject *value = PyDict_GetItemString(kw, *counts);
+        if (!value || value == Py_None || (PyIndex_Check(value) && !PyBool_Check(value))) continue;
+        PyErr_Format(PyExc_TypeError, "%s=%R: must be a whole number", *counts, value);
         return -1;
     }
     return 0;

@@ -81,7 +81,7 @@ static const rl_kv *get_kv(PyObject *owner) {
 // A window per layer from None, one number or a sequence (None or 0: full attention).
 static int parse_windows(PyObject *window, rl_kv_layer_config *layers, Py_ssize_t n_layer) {
     PyObject *seq = NULL;
-    if (window != Py_None && !PyLong_Check(window)) {
+    if (PySequence_Check(window)) {
         seq = PySequence_Fast(window, "window must be None, a number, or one of these per layer");
         if (!seq) return -1;
         if (PySequence_Fast_GET_SIZE(seq) != n_layer) {
@@ -94,9 +94,14 @@ static int parse_windows(PyObject *window, rl_kv_layer_config *layers, Py_ssize_
     for (Py_ssize_t i = 0; i < n_layer; i++) {
         PyObject *w = seq ? PySequence_Fast_GET_ITEM(seq, i) : window;
         if (w == Py_None) continue;
-        Py_ssize_t n = PyNumber_AsSsize_t(w, PyExc_OverflowError);
+        int whole = PyIndex_Check(w) && !PyBool_Check(w);
+        Py_ssize_t n = whole ? PyNumber_AsSsize_t(w, PyExc_OverflowError) : -1;
         if (n < 0) {
-            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "window is %zd, it must not be negative", n);
+            if (!whole)
+                PyErr_Format(PyExc_TypeError, "window=%R: must be a whole number or None, or one of these per layer",
+                             w);
+            else if (!PyErr_Occurred())
+                PyErr_Format(PyExc_ValueError, "window is %zd, it must not be negative", n);
             Py_XDECREF(seq);
             return -1;
         }
@@ -128,10 +133,12 @@ static PyObject *kvcache_wrap(PyTypeObject *type, rl_kv *kv) {
 static PyObject *kvcache_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
     static char *names[] = {"n_layer", "n_head_kv", "head_dim", "dim_k",  "dim_v",        "n_ctx",
                             "kv",      "layout",    "window",   "rotate", "window_slack", NULL};
+    static const char *const counts[] = {"n_layer", "n_head_kv", "head_dim",     "dim_k",
+                                         "dim_v",   "n_ctx",     "window_slack", NULL};
     Py_ssize_t n_layer = 1, n_head_kv = 0, n_ctx = 0, slack = 512;
     PyObject *head_dim = Py_None, *dim_k = Py_None, *dim_v = Py_None, *window = Py_None, *rotate = Py_None;
     const char *kv_text = "f16", *layout = "tile";
-    if (rl_py_check_keywords(kw, "KVCache", names) < 0) return NULL;
+    if (rl_py_check_keywords(kw, "KVCache", names) < 0 || rl_py_check_counts(kw, counts) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "|n$nOOOnssOOn:KVCache", names, &n_layer, &n_head_kv, &head_dim, &dim_k,
                                      &dim_v, &n_ctx, &kv_text, &layout, &window, &rotate, &slack))
         return NULL;

@@ -333,11 +333,12 @@ PyDoc_STRVAR(
 
 static PyObject *read_bandwidth(PyObject *m, PyObject *args, PyObject *kw) {
     static char *names[] = {"arrays", "threads", "passes", "cpus", "kernel", "repeat", "isa", NULL};
+    static const char *const counts[] = {"threads", "passes", "repeat", NULL};
     PyObject *arrays, *threads = NULL, *cpu_list = NULL, *isa = NULL, *result = NULL;
     const char *kernel = NULL;
     Py_ssize_t repeat = 1;
     int passes = 5;
-    if (rl_py_check_keywords(kw, "read_bandwidth", names) < 0) return NULL;
+    if (rl_py_check_keywords(kw, "read_bandwidth", names) < 0 || rl_py_check_counts(kw, counts) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "O|$OiOznO:read_bandwidth", names, &arrays, &threads, &passes, &cpu_list,
                                      &kernel, &repeat, &isa))
         return NULL;

@@ -29,11 +29,12 @@ static PyArrayObject *array(PyObject *o, int type, int nd, int flags, const char
 
 static PyObject *quantize_rows(PyObject *m, PyObject *args, PyObject *kw) {
     static char *names[] = {"x", "type", "importance", "out", "threads", "errors", "isa", NULL};
+    static const char *const counts[] = {"threads", NULL};
     rl_state *st = rl_state_of_module(m);
     PyObject *xo, *imp = Py_None, *outo = Py_None, *erro = Py_None, *isa = Py_None;
     const char *type_name;
     int threads = 1;
-    if (rl_py_check_keywords(kw, "quantize_rows", names) < 0) return NULL;
+    if (rl_py_check_keywords(kw, "quantize_rows", names) < 0 || rl_py_check_counts(kw, counts) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "Os|OO$iOO:quantize_rows", names, &xo, &type_name, &imp, &outo, &threads,
                                      &erro, &isa))
         return NULL;

@@ -378,8 +378,9 @@ static PyObject *make_out(PyObject *given, int nd, const npy_intp *dims) {
 
 static PyObject *tensor_dequantize(py_tensor *self, PyObject *args, PyObject *kwds) {
     static char *names[] = {"rows", "out", "threads", NULL};
+    static const char *const counts[] = {"threads", NULL};
     PyObject *rows = Py_None, *given = Py_None, *n_threads = Py_None, *keep;
-    if (rl_py_check_keywords(kwds, "dequantize", names) < 0) return NULL;
+    if (rl_py_check_keywords(kwds, "dequantize", names) < 0 || rl_py_check_counts(kwds, counts) < 0) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwds, "|OO$O:dequantize", names, &rows, &given, &n_threads)) return NULL;
     long threads = 0;
     if (n_threads != Py_None) {

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An unknown keyword is a TypeError that suggests the right one."""
+"""Arguments checked before a call: an unknown keyword is a TypeError that suggests the right one, a count that is no
+whole number one that names it."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
-from typing import Any, Callable, Iterable, Optional, TypeVar, cast
+import operator
+from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Annotations of counts: whether None may stand for one, and what may hold several.
+COUNTS: dict[str, tuple[bool, tuple[type[Sequence[Any]], ...]]] = {
+    "int": (False, ()),
+    "Optional[int]": (True, ()),
+    "Union[int, list[int]]": (False, (list,)),
+    "Union[None, int, list[int]]": (True, (list,)),
+    "Union[None, int, list[Optional[int]]]": (True, (list,)),
+    "Union[None, int, Sequence[Optional[int]]]": (True, (list, tuple)),
+}
 
 # What users of other engines type, where likeness of spelling does not lead to our name.
 OTHER_NAMES = {
@@ -57,9 +69,35 @@ def unknown_key(kind: str, key: object, known: Iterable[str]) -> str:
     return f"there is no {kind} {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
+def whole(name: str, value: Any, *, none: bool = False, many: tuple[type[Sequence[Any]], ...] = ()) -> Any:
+    """The value as int, or a list of them from one of `many`; NumPy's integers are taken, and None where it may stand.
+    TypeError for floats, bools and text: 1.5 tokens are a mistake, and so is True."""
+    if none and value is None:
+        return None
+    if isinstance(value, many):
+        return [whole(name, v, none=none) for v in value]
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    also = ", or a list of them" if many else ""
+    raise TypeError(f"{name}={value!r}: must be a whole number{' or None' if none else ''}{also}")
+
+
+def at_least(least: int, **counts: Any) -> None:
+    """ValueError that names the first of the counts, or of a list of them, that is less; None is not."""
+    for name, value in counts.items():
+        numbers: list[Any] = value if isinstance(value, list) else [value]
+        for n in numbers:
+            if n is not None and n < least:
+                raise ValueError(f"{name}={n}: must be at least {least}")
+
+
 def checked_keywords(function: F) -> F:
-    """Decorator: checks the names of keywords before the call, so that the message can suggest one."""
-    parameters = inspect.signature(function).parameters.values()
+    """Decorator: checks names of keywords before the call, so that the message can suggest one, and that counts (what
+    is annotated as one of COUNTS) are whole numbers; the function gets them as int."""
+    parameters = list(inspect.signature(function).parameters.values())
     names = [
         p.name
         for p in parameters
@@ -68,6 +106,7 @@ def checked_keywords(function: F) -> F:
     if any(p.kind == p.VAR_KEYWORD for p in parameters):
         raise AssertionError(f"{function.__qualname__} takes any keyword, so none is unknown")
     accepted = frozenset(names)
+    counts = [(i, p.name, *COUNTS[p.annotation]) for i, p in enumerate(parameters) if p.annotation in COUNTS]
     shown = function.__qualname__.replace(".__init__", "")
 
     @functools.wraps(function)
@@ -75,6 +114,11 @@ def checked_keywords(function: F) -> F:
         for name in kwargs:
             if name not in accepted:
                 raise unknown_keyword(shown, name, names)
+        for i, name, none, many in counts:
+            if name in kwargs:
+                kwargs[name] = whole(name, kwargs[name], none=none, many=many)
+            elif i < len(args):
+                args = (*args[:i], whole(name, args[i], none=none, many=many), *args[i + 1 :])
         return function(*args, **kwargs)
 
     return cast(F, wrapper)

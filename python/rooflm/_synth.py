@@ -18,7 +18,7 @@ from typing import Any, Iterator, Optional, Union
 import numpy as np
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords, whole
 from rooflm.quantization.recipes import FALLBACK, more_bits
 from rooflm._gguf_write import Writer
 
@@ -85,15 +85,18 @@ def synth(
     if type not in FILE_TYPES:
         raise ValueError(f"type must be one of {', '.join(FILE_TYPES)}, not {type!r}")
     given = {"width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+    at_least(1, **given, context=context)
+    at_least(0, seed=seed)
     shape = _shape(size, {k: v for k, v in given.items() if v is not None})
     source = None
-    if vocab is not None and not isinstance(vocab, int):
+    if isinstance(vocab, (str, os.PathLike)):
         source = _core.GGUF(vocab)
         if "tokenizer.ggml.tokens" not in source.metadata:
             raise ValueError(f"{os.fspath(vocab)} has no vocabulary")
         shape["vocab"] = len(source.metadata["tokenizer.ggml.tokens"])
     elif vocab is not None:
-        shape["vocab"] = vocab
+        shape["vocab"] = whole("vocab", vocab)
+        at_least(1, vocab=shape["vocab"])
     is_tied = bool(shape.pop("tied")) if tied is None else tied
     shape.pop("tied", None)
 

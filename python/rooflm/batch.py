@@ -20,7 +20,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._closing import Closing
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._stepping import sample, whole_or_undone
 from rooflm._text import TextOrTokens, as_tokens
 
@@ -130,8 +130,7 @@ class Batch(Closing):
             raise e
         if sampler is not None and not hasattr(sampler, "sample"):
             raise TypeError(f"sampler must be a rooflm.Sampler or have its sample(), not {type(sampler).__name__}")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens}: a sequence generates at least one token")
+        at_least(1, max_tokens=max_tokens)
         sequence = BatchSequence(self, core, ids, max_tokens, _core.Sampler.greedy() if sampler is None else sampler)
         self.sequences.append(sequence)
         return sequence

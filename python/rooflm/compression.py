@@ -10,13 +10,13 @@ keys, on which much attention rests, are far from all others. Weighting keys by 
 
 from __future__ import annotations
 
-import operator
 import time
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
 from rooflm._eviction import PAGE
+from rooflm._keywords import at_least
 
 if TYPE_CHECKING:
     from rooflm.model import Session
@@ -32,12 +32,7 @@ def parse_rank(rank: Union[int, str]) -> tuple[int, int]:
 def compress(session: Session, rank: Union[None, int, str], recent: int) -> dict[str, Any]:
     start = time.perf_counter()
     core = session._c
-    try:
-        recent = operator.index(recent)
-    except TypeError:
-        raise TypeError(f"recent={recent!r}: a whole number of positions") from None
-    if recent < 0:
-        raise ValueError(f"recent={recent} is negative")
+    at_least(0, recent=recent)
     done, *ranks_now = core._compressed
     ranks = tuple(ranks_now) if rank is None else parse_rank(rank)
     if rank is None and not done:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Sequence
 
 import numpy as np
 
+from rooflm._keywords import checked_keywords
+
 if TYPE_CHECKING:
     from rooflm.model import Session
 
@@ -41,6 +43,7 @@ class PromptLookup:
     longest   tokens that are looked for at first; then one fewer, down to `shortest`
     """
 
+    @checked_keywords
     def __init__(self, *, longest: int = 3, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"shortest={shortest} and longest={longest}: 1 <= shortest <= longest is needed")

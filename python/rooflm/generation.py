@@ -64,7 +64,7 @@ class Generation:
     ) -> None:
         self._session = session
         self.sampler = sampler
-        self._stop = tuple(s for s in stop if s)
+        self._stop = tuple(stop)
         self._max_tokens = max_tokens
         self.prompt_ids = prompt_ids
         self.tokenize_s = tokenize_s

@@ -19,7 +19,7 @@ from rooflm import _core, _eviction, residency
 from rooflm._auto import decide
 from rooflm._blas import find_openblas
 from rooflm._closing import Closing
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._progress import ProgressArg
 from rooflm._output import html_table, show_layers, table
 from rooflm._stepping import whole_or_undone
@@ -235,8 +235,6 @@ class Session(Closing):
         if n_ctx is None:
             n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
         for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch)):
-            if not isinstance(value, int) and not hasattr(value, "__index__"):
-                raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
             if not 1 <= value < 1 << 31:
                 raise ValueError(f"{name}={value} is not from 1 to 2^31 - 1")
         if window is not None and window < 1:
@@ -330,6 +328,7 @@ class Session(Closing):
         doc="Bytes of it that single tokens and batches of n_batch touch: what is resident then.",
     )
 
+    @checked_keywords
     def kernels(self, n_tokens: int = 1) -> Operations:
         """What runs when n_tokens are evaluated at once: one record per matrix with layer (None outside the
         layers), op, type of the weights, kernel, isa, tensor, and of the matrix rows, columns, experts (how many are
@@ -416,6 +415,7 @@ class Session(Closing):
             self.rewind(n := 0)
         return n
 
+    @checked_keywords
     def rewind(self, n: int) -> None:
         """Forgets all but the first n positions. A sliding window that no longer holds what would be needed, and a
         place before the last eviction and behind the sinks, is an error that gives the numbers."""
@@ -555,8 +555,10 @@ class Session(Closing):
         n_draft: int,
         overlap: Union[bool, str],
     ) -> Generation:
-        if max_tokens < 0:
-            raise ValueError(f"max_tokens={max_tokens} is negative")
+        at_least(0, max_tokens=max_tokens, n_draft=n_draft)
+        stops = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops):
+            raise TypeError(f"stop={stop!r}: must be a text that ends the answer, or a list of such texts; () for none")
         if sampler is not None and not hasattr(sampler, "sample"):
             raise TypeError(f"sampler must be a rooflm.Sampler or have its sample(), not {type(sampler).__name__}")
         if draft is not None and not hasattr(draft, "propose"):
@@ -566,8 +568,6 @@ class Session(Closing):
             )
         if not isinstance(overlap, bool) and not (isinstance(overlap, str) and overlap == "auto"):
             raise ValueError(f"overlap={overlap!r}: must be True, False or 'auto'")
-        if n_draft < 0:
-            raise ValueError(f"n_draft={n_draft} is negative")
         if isinstance(draft, DraftModel):
             draft.check(self.model.tokenizer)
             if draft.session is self:
@@ -579,7 +579,7 @@ class Session(Closing):
             ids,
             max_tokens=max_tokens,
             sampler=_core.Sampler.greedy() if sampler is None else sampler,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=stops,
             tokenize_s=time.perf_counter() - start,
             draft=draft,
             n_draft=n_draft,
@@ -588,9 +588,11 @@ class Session(Closing):
 
     # ---- traces and layer taps ----
 
+    @checked_keywords
     def trace(self, capacity: int = 100_000) -> Trace:
         """Context manager: times of every evaluation inside it by layer and operation, and of the stages of generate()
         and chat(); see rooflm.tracing.Trace. capacity: events that are kept, some 10 per layer and step."""
+        at_least(1, capacity=capacity)
         return Trace(self, capacity)
 
     def capture(self, *patterns: str) -> Capture:

@@ -21,7 +21,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 
 from rooflm import _core, stats
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table
 from rooflm._text import TextOrTokens, as_tokens
 from rooflm.model import Model, Session
@@ -117,8 +117,7 @@ def perplexity(
     """
     if ctx < MIN_CTX:
         raise ValueError(f"ctx={ctx}: a window needs at least {MIN_CTX} tokens, so that one can be scored")
-    if windows is not None and windows < 1:
-        raise ValueError(f"windows={windows}: at least one window must be scored")
+    at_least(1, windows=windows)
     with contextlib.ExitStack() as stack:
         if isinstance(model, Session):
             session = model

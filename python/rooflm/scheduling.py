@@ -21,7 +21,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._closing import Closing
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, table
 from rooflm._text import TextOrTokens
 from rooflm.stats import wilson
@@ -214,8 +214,10 @@ class Scheduler(Closing):
                 self._costs[plan.name].add(run)
         session.rewind(0)
 
+    @checked_keywords
     def predict(self, n_prompt: int, n_tokens: int) -> dict[str, float]:
         """Seconds that each plan should take for a prompt of n_prompt new tokens and n_tokens generated."""
+        at_least(0, n_prompt=n_prompt, n_tokens=n_tokens)
         return {name: c.predict(n_prompt, n_tokens) for name, c in self._costs.items()}
 
     @checked_keywords

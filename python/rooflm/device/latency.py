@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords, whole
 from rooflm._labels import plain_log
 from rooflm._optional import axes, need
 from rooflm._output import html_table, table
@@ -46,6 +46,7 @@ def random_latency(
     A stride of 4096 touches a page with each step and so measures the TLB as well, and its nodes compete for few sets
     of each cache. ValueError for sizes below two strides; MemoryError for more than the memory that is available.
     """
+    at_least(0, seed=seed)
     r = _core.random_latency(size, stride, iters, huge=huge, random=random, seed=seed)
     got_huge = r["huge_bytes"] >= 0.9 * size
     return {
@@ -132,6 +133,7 @@ def latency_ladder(
     at half of the memory available. Some ten seconds for the whole ladder."""
     _check(orders, ("random", "sequential"), "orders")
     _check(pages, ("huge", "small"), "pages")
+    at_least(8, stride=stride)
     if not 2 * stride <= smallest <= largest:
         raise ValueError(f"smallest={smallest} must be at least two strides of {stride} and at most largest={largest}")
     top, capped = capped_size(largest)
@@ -164,6 +166,8 @@ def stride_ladder(
 ) -> Ladder:
     """Latency over the distance between nodes, within one working set of `size` bytes (default 64 MB, capped at half of
     the memory available)."""
+    strides = [whole("strides", n) for n in strides]
+    at_least(8, strides=strides)
     _check(orders, ("random", "sequential"), "orders")
     top, capped = capped_size(size)
     records = []

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any, Callable, Optional, Sequence, Union
 
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.diagnosis.facts import gather
 from rooflm.diagnosis.rules import Finding, judge
@@ -168,8 +168,9 @@ def doctor(
         return Diagnosis(facts)
     if model is None:
         raise TypeError("doctor() needs a model, or facts=")
-    if depth < 0 or prompt < 1 or gen < 2:
-        raise ValueError(f"depth={depth} must be at least 0, prompt={prompt} at least 1, gen={gen} at least 2")
+    at_least(0, depth=depth)
+    at_least(1, prompt=prompt)
+    at_least(2, gen=gen)
     return Diagnosis(
         gather(
             model, threads=threads, cpus=cpus, kernel=kernel, isa=isa, compute=compute, kv=kv, load=load, depth=depth,

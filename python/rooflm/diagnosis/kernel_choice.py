@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._whole_file import write_whole
 from rooflm.measuring.recording import PathLike
 from rooflm.model import Model
@@ -72,6 +72,7 @@ def kernel_choice(
     from rooflm.device.machine import machine
     from rooflm.diagnosis.sweep_kernels import shapes
 
+    at_least(1, threads=threads)
     file = Path(choices) if choices is not None else _default_file()
     now = {**_machine_key(), "threads": threads or machine().default_threads}
     wanted = {(t, rows, columns) for t, rows, columns, _ in shapes(model)}

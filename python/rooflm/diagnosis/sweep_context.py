@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, Optional, Union
 
 import numpy as np
 
+from rooflm._keywords import at_least
 from rooflm.diagnosis.sweeps import as_list, shuffled_runs
 from rooflm.measuring.ceilings import kv_bytes_per_token, read_gbs
 from rooflm.model import Model, Session
@@ -33,8 +34,8 @@ def records(
     room = model.n_ctx_train or max(DEPTHS)
     depths = as_list(depth) if depth is not None else [d for d in DEPTHS if d + gen + SHORT <= room]
     allocated = as_list(ctx) if ctx is not None else [c for c in DEPTHS[1:] if c <= room]
-    if min(depths) < 0 or gen < 2 or any(c < SHORT + gen for c in allocated):
-        raise ValueError(f"depth={depths} must be at least 0, gen={gen} at least 2, ctx={allocated} {SHORT + gen}")
+    at_least(2, gen=gen)
+    at_least(SHORT + gen, ctx=allocated)
     options: dict[str, Any] = {"n_threads": threads, "compute": compute}
     base = SHORT + min(depths)
     for cache in as_list(kv):

@@ -48,8 +48,6 @@ def records(
 ) -> Iterator[dict[str, Any]]:
     used = threads or machine().default_threads
     counts = as_list(tokens) if tokens is not None else [1, 64]
-    if min(counts) < 1:
-        raise ValueError(f"tokens={counts} must be positive")
     blas = OpenBlas.find()
     jobs = []
     for (type, rows, columns, tensor), n in itertools.product(shapes(model), counts):

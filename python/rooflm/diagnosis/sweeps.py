@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm.measuring.recording import PathLike, RecordFile
 from rooflm.measuring.results import Results
 from rooflm.model import Model
@@ -133,8 +133,8 @@ def sweep(
 
     if kind not in MEASURED:
         raise ValueError(f"kind must be one of {', '.join(MEASURED)}, not {kind!r}")
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats}: at least one run must be measured")
+    at_least(1, sizes=sizes, threads=threads, tokens=tokens, repeats=repeats)
+    at_least(0, depth=depth, seed=seed)
     given = {"depth": depth, "ctx": ctx, "kv": kv, "layout": layout, "sizes": sizes, "threads": threads, "cpus": cpus,
              "tokens": tokens, "compute": compute, "gen": gen, "save": save, "choices": choices}  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}

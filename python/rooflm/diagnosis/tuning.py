@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
 
 import numpy as np
 
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._optional import axes
 from rooflm._output import html_table, show, table
 from rooflm.model import Model, Session
@@ -193,8 +193,9 @@ def tune(
     A step whose effect does not show in what ran is "not applied", whatever the clock says. What steps changed in the
     system is taken back at the end.
     """
-    if gen < 2 or repeats < 1 or depth < 0:
-        raise ValueError(f"gen={gen} must be at least 2, repeats={repeats} at least 1, depth={depth} at least 0")
+    at_least(0, depth=depth)
+    at_least(1, repeats=repeats, context=context)
+    at_least(2, gen=gen)
     if steps is None:
         from rooflm.diagnosis.tuning_steps import default_steps
 

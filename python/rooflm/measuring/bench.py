@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Any, Optional, Sequence, Union
 
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords, whole
 from rooflm._output import plain
 from rooflm._progress import Progress, ProgressArg
 from rooflm.measuring.ceilings import kv_value_bytes
@@ -86,8 +86,8 @@ def bench(
 
     Ctrl-C raises KeyboardInterrupt with what was measured as its `.results`.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats}: at least one repetition must be measured")
+    at_least(1, repeats=repeats)
+    at_least(0, seed=seed)
     axes = {
         "model": models,
         "prompt": prompt,
@@ -152,11 +152,11 @@ def bench(
 
 
 def check_setting(s: dict[str, Any]) -> None:
+    """Also of what came through a zip_grid, which no decorator sees."""
     for name in ("prompt", "gen", "depth"):
-        if not hasattr(s[name], "__index__"):
-            raise TypeError(f"{name} must be an integer or a list of integers, not {type(s[name]).__name__}")
-    if s["prompt"] < 1 or s["gen"] < 1 or s["depth"] < 0:
-        raise ValueError(f"prompt={s['prompt']} and gen={s['gen']} must be positive, depth={s['depth']} at least 0")
+        s[name] = whole(name, s[name])
+    at_least(1, prompt=s["prompt"], gen=s["gen"])
+    at_least(0, depth=s["depth"])
     kv_value_bytes(s["kv"])
 
 

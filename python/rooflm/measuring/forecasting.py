@@ -14,7 +14,7 @@ import warnings
 from typing import Any, Mapping, Optional, Union
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.device.files import Files
 from rooflm.measuring.sizes import ModelArg, kv_size, opened
@@ -102,6 +102,8 @@ def forecast(
     load: as in Model(). "auto" is taken for "mmap" unless mapping is refused here; then the file counts as anonymous.
     logits: arrays of logits alive at once.
     """
+    at_least(1, n_ctx=n_ctx, n_batch=n_batch)
+    at_least(0, logits=logits)
     before = process_memory()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", _core.FallbackWarning)  # of the file just looked at; the parts say it

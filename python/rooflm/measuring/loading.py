@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import plain
 from rooflm._pages import drop_pages, resident_share
 from rooflm._progress import Progress, ProgressArg
@@ -55,8 +55,8 @@ def load_times(
 
     path = os.fspath(model)
     pairs = [(w, s) for w in _checked("ways", ways, WAYS) for s in _checked("states", states, STATES)]
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats}: at least one run must be measured")
+    at_least(1, repeats=repeats, threads=threads)
+    at_least(0, seed=seed)
     gguf = _core.GGUF(path)
     if len(gguf.shards) > 1:
         raise _core.Error(f"{path} is split into {len(gguf.shards)} files: load_times takes a single file")

@@ -7,7 +7,7 @@ import re
 from typing import Any, Optional, Union
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, show, table
 from rooflm.measuring.ceilings import Cpus, read_arrays, roof_name
 from rooflm.measuring.grid import settings_of
@@ -124,8 +124,7 @@ def whatif(
     loaded = opened(model)
     rows = []
     for s in settings_of({"bandwidth": bandwidth, "kv": kv, "depth": depth}):
-        if s["depth"] < 0:
-            raise ValueError(f"depth={s['depth']} is negative")
+        at_least(0, depth=s["depth"])
         gbs = parse_bandwidth(s["bandwidth"])
         c = Ceiling(bytes_per_token(loaded, n_ctx=s["depth"] + 1, kv=s["kv"]), gbs, False, "given", None)
         rows.append(

@@ -7,7 +7,7 @@ import os
 from typing import Any, Optional, Sequence, Union
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.measuring.ceilings import kv_value_bytes
 from rooflm.model import Model
@@ -113,8 +113,7 @@ class KVSize:
     """
 
     def __init__(self, shape: dict[str, Any], n_ctx: int, kv: str, n_batch: int) -> None:
-        if n_ctx < 1:
-            raise ValueError(f"n_ctx={n_ctx} must be at least 1")
+        at_least(1, n_ctx=n_ctx, n_batch=n_batch)
         per_k, per_v = kv_value_bytes(kv)
         value = shape["head_dim_k"] * per_k + shape["head_dim_v"] * per_v
         self.n_ctx, self.kv = n_ctx, kv
@@ -188,8 +187,9 @@ def kv_size(
         shape["windows"] = [hp["window"] if sliding else 0 for sliding in hp["sliding"]]
     else:
         for name, value in given.items():
-            if value is None or value < 1:
-                raise ValueError(f"kv_size without a model needs {name}, at least 1")
+            if value is None:
+                raise ValueError(f"kv_size without a model needs {name}")
+        at_least(1, **given, n_head_kv=n_head_kv)
         assert n_layer is not None and n_head is not None
         windows = list(window) if isinstance(window, Sequence) else [window] * n_layer
         if len(windows) != n_layer:

@@ -121,6 +121,7 @@ class Contrast:
             for i in range(len(self.windows))
         ]
 
+    @checked_keywords
     def per_position(self, bins: int = 16) -> list[dict[str, Any]]:
         """KL by position in the window, in bins: first and last position, kl_mean, kl_ci95 over windows, top1."""
         rows = []
@@ -293,6 +294,7 @@ class Comparison(Sequence[Contrast]):
         rows = [c.to_dict() for c in self.contrasts]
         return need("pandas").DataFrame([{k: v for k, v in r.items() if not k.startswith("per_")} for r in rows])
 
+    @checked_keywords
     def paired(self, a: int = 0, b: int = 1) -> dict[str, Any]:
         """Contrast b less contrast a, window by window: change of the mean KL and of nll, with 95 % intervals."""
         x, y = self.contrasts[a], self.contrasts[b]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 import numpy as np
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._labels import label_points
 from rooflm._optional import axes, need
 from rooflm._output import html_table, table
@@ -213,6 +213,8 @@ def formats(
                 big cores
     model_weights  the size of model that tps speaks of
     """
+    at_least(1, rows=rows, cols=cols, threads=threads)
+    at_least(0, seed=seed)
     note = None
     if isinstance(weights, str):
         x, source = sample(weights, (rows, cols), seed), f"{weights} distribution"

@@ -15,7 +15,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._gguf_write import Writer
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens
@@ -280,6 +280,7 @@ def imatrix(
     from rooflm.quantization.settings import windows_of
     from rooflm.model import Model
 
+    at_least(1, chunks=chunks)
     m = model if isinstance(model, Model) else Model(model)
     windows = windows_of(m, text, ctx, chunks, "imatrix")  # type: ignore[arg-type]
     session = m.session(n_ctx=ctx, n_batch=min(ctx, 512), n_threads=n_threads, compute=compute, kv="f32")

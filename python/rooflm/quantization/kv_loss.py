@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from rooflm._keywords import checked_keywords, unknown_keyword
+from rooflm._keywords import at_least, checked_keywords, unknown_keyword
 from rooflm._optional import axes
 from rooflm._output import html_table, megabytes, plain, table
 from rooflm._progress import Progress, ProgressArg
@@ -178,8 +178,8 @@ def kv_loss(
         settings = [settings]
     if not settings:
         raise ValueError("settings=[] leaves nothing to measure")
-    if gen < 1 or repeats < 1:
-        raise ValueError(f"gen={gen} and repeats={repeats} must be at least 1")
+    at_least(1, gen=gen, repeats=repeats)
+    at_least(0, seed=seed)
     caches = [_Cache(base, s) for s in settings]
     cut = windows_of(loaded, text, ctx, windows, "kv_loss")
     contrasts = _quality(base, caches, cut, n_threads, progress)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Optional
 import numpy as np
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._labels import plain_log
 from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
@@ -245,8 +245,7 @@ def compare_layers(
     first = opener.setting(a, base, "compare_layers")
     second = opener.setting(b, Setting(first.model, dict(base.options)), "compare_layers")
     check_vocabulary(first.model, second.model)
-    if limit < 1:
-        raise ValueError(f"limit={limit}: at least one token must be compared")
+    at_least(1, limit=limit)
     every = as_tokens(tokens, lambda: first.model.tokenizer)
     ids = every[:limit]
     if not len(ids):

@@ -19,7 +19,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from rooflm import _core
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.quantization import formats, losses, recipes
 from rooflm.quantization.earlier_swaps import rows_of
@@ -192,6 +192,7 @@ def mix(
     Returns a Mix, a mapping that rooflm.quantize takes as recipe. ValueError for a target that cannot be reached, with
     what can be.
     """
+    at_least(1, rows=rows, threads=threads)
     targets = {"size_bytes": size_bytes, "bits": bits, "speed_tps": speed_tps}
     given = [k for k, v in targets.items() if v is not None]
     if len(given) != 1:

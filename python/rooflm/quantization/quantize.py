@@ -18,7 +18,7 @@ import numpy as np
 
 from rooflm import _core
 from rooflm._gguf_write import Writer, require_directory
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm.quantization import recipes
@@ -298,8 +298,7 @@ def quantize(
     """
     begun = time.perf_counter()
     threads = int(_core._cpus()["default_threads"]) if threads is None else threads
-    if split is not None and split < 1:
-        raise ValueError(f"split={split}: bytes per file must be positive")
+    at_least(1, split=split)
     with contextlib.ExitStack() as stack:
         source = src if isinstance(src, _core.GGUF) else stack.enter_context(_core.GGUF(src))
         importance, keys = as_importance(imatrix)

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from rooflm import _core
-from rooflm._keywords import unknown_keyword
+from rooflm._keywords import at_least, unknown_keyword
 from rooflm._text import TextOrTokens, as_tokens
 from rooflm.model import Model, Session
 from rooflm.quality import MIN_CTX, cut_windows
@@ -157,8 +157,7 @@ def windows_of(model: Model, text: TextOrTokens, ctx: int, windows: Optional[int
     """The text cut into windows; a ValueError that says how many tokens there are when none or too few fit."""
     if ctx < MIN_CTX:
         raise ValueError(f"ctx={ctx}: a window needs at least {MIN_CTX} tokens, so that one can be scored")
-    if windows is not None and windows < 1:
-        raise ValueError(f"windows={windows}: at least one window must be scored")
+    at_least(1, windows=windows)
     # Of a model that only takes ids nobody asks for a tokenizer; it has no BOS to put in, either.
     has_vocabulary = model.gguf.metadata.get("tokenizer.ggml.tokens") is not None
     tokenizer = model.tokenizer if has_vocabulary else None

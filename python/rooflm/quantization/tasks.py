@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Op
 
 import numpy as np
 
-from rooflm._keywords import checked_keywords
+from rooflm._keywords import at_least, checked_keywords
 from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
@@ -403,6 +403,7 @@ def evaluate(
     compute, kv, n_ctx, n_threads
                 as in Model.session(), for models that say nothing else
     """
+    at_least(1, limit=limit, max_tokens=max_tokens, n_ctx=n_ctx)
     given: Sequence[Candidate] = models if isinstance(models, (list, tuple)) else [models]  # type: ignore[list-item]
     if not given:
         raise ValueError("models=[] leaves nothing to evaluate")
@@ -442,8 +443,6 @@ def _chosen(
     have = {i["domain"] for i in items}
     if wanted is not None and wanted - have:
         raise ValueError(f"no item of domain {sorted(wanted - have)}; there are {', '.join(sorted(have))}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit}: at least one item of each domain")
     taken: dict[str, int] = {}
     for item in items:
         domain = item["domain"]
