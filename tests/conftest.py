@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import rooflm
-from rooflm.cli import main
+from rooflm.__main__ import main
 from rooflm.fetching import FetchError
 
 # compute="auto" must not depend on how fast this machine reads while tests run: int16 for one token, on any CPU.

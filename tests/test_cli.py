@@ -304,6 +304,45 @@ def test_control_c_while_the_command_starts_is_no_traceback(command, monkeypatch
     assert command("kernels") == (130, "", "rooflm: interrupted\n")
 
 
+@pytest.mark.parametrize("module", ["rooflm.cli", "numpy", "numpy._core._multiarray_umath", "rooflm._core"])
+def test_control_c_while_modules_are_imported_is_no_traceback(module):
+    """A real signal, as the search for this module begins; NumPy's C macro would make an ImportError of it."""
+    code = f"""
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["kernels"]
+runpy.run_module("rooflm", run_name="__main__", alter_sys=True)
+"""
+    p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (p.returncode, p.stdout, p.stderr) == (130, "", "rooflm: interrupted\n")
+
+
+def test_control_c_while_numpy_is_imported_is_a_keyboard_interrupt():
+    code = """
+import sys, rooflm
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+try:
+    rooflm.GGUF
+except KeyboardInterrupt:
+    print("as it should be")
+"""
+    p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (p.stdout, p.stderr) == ("as it should be\n", "")
+
+
 def test_a_closed_standard_output_is_no_traceback(command, monkeypatch, tmp_path):
     model = tiny_model(tmp_path / "m.gguf")
     with monkeypatch.context() as m:

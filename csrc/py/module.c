@@ -21,6 +21,10 @@ rl_pool *rl_state_pool(rl_state *st) {
 }
 
 static int module_exec(PyObject *m) {
+    // Ahead of NumPy's own macro for that, which makes an ImportError of whatever happens meanwhile: Ctrl-C, too.
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (!numpy) return -1;
+    Py_DECREF(numpy);
     static int (*const parts[])(PyObject *, rl_state *) = {
         rl_py_add_errors,    //
         rl_py_add_kvcache,   //

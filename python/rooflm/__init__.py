@@ -6,25 +6,23 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from rooflm._core import (
-    GGUF,
-    ContextFull,
-    Error,
-    FallbackWarning,
-    FormatError,
-    KernelUnavailable,
-    KVCache,
-    Sampler,
-    SessionBusy,
-    Tensor,
-    Tokenizer,
-    attention,
-)
-
 __version__ = "0.1.0"
 
-# Public name -> module that defines it, imported when first asked for: `import rooflm` stays fast.
+# Public name -> module that defines it, imported when first asked for: `import rooflm` stays fast, and the command is
+# there to take Ctrl-C before NumPy and the extension are loaded.
 _LAZY = {
+    "GGUF": "rooflm._core",
+    "ContextFull": "rooflm._core",
+    "Error": "rooflm._core",
+    "FallbackWarning": "rooflm._core",
+    "FormatError": "rooflm._core",
+    "KernelUnavailable": "rooflm._core",
+    "KVCache": "rooflm._core",
+    "Sampler": "rooflm._core",
+    "SessionBusy": "rooflm._core",
+    "Tensor": "rooflm._core",
+    "Tokenizer": "rooflm._core",
+    "attention": "rooflm._core",
     "formats": "rooflm.quantization.formats",
     "mix": "rooflm.quantization.mixing",
     "IMatrix": "rooflm.quantization.imatrix",
@@ -82,6 +80,20 @@ _LAZY = {
 }
 
 if _TYPE_CHECKING:
+    from rooflm._core import (
+        GGUF,
+        ContextFull,
+        Error,
+        FallbackWarning,
+        FormatError,
+        KernelUnavailable,
+        KVCache,
+        Sampler,
+        SessionBusy,
+        Tensor,
+        Tokenizer,
+        attention,
+    )
     from rooflm.quantization.tasks import Evaluation, evaluate
     from rooflm.quantization.layers import compare_layers
     from rooflm.quantization.sensitivity import Sensitivity, sensitivity

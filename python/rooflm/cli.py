@@ -125,14 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    try:
-        return _main(argv)
-    except KeyboardInterrupt:  # at any time, also while modules are imported
-        print("rooflm: interrupted", file=sys.stderr)
-        return 130
-
-
-def _main(argv: Optional[Sequence[str]]) -> int:
+    """The command but for Ctrl-C, which __main__ takes."""
     if sys.stdout is None:  # started with it closed: the answer goes nowhere, as print() has it
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
