@@ -72,6 +72,7 @@ def test_zip_grid_advances_together():
         ({"depth": -1}, "depth=-1"),
         ({"prompt": "many"}, "prompt='many': must be a whole number"),
         ({"kv": "q4_0"}, "kv='q4_0'"),
+        ({"evict": [None, "64+100"]}, "pages have 64 tokens"),
         ({"repeats": 0}, "repeats=0"),
         ({"cooldown": "cold"}, "cooldown='cold'"),
         ({"cooldown": -1}, "cooldown=-1"),
@@ -99,6 +100,27 @@ def test_figures_follow_from_each_other(result, tiny):
         assert r["kv_bytes_per_token"] == pytest.approx((r["depth"] + 8 + 2.5) * hp["n_layer"] * 2 * 32 * value)
         assert r["roof"] == "memory" or r["roof"].startswith("L")  # a tiny model lives in a cache
         assert r["roof"] != "memory" or not rooflm.machine()["caches"]
+
+
+def test_bytes_of_a_cache_that_evicts_are_of_what_it_keeps(tiny):
+    """64+64 holds 192 positions at most, and a page fewer just after one is evicted."""
+    r = rooflm.bench(tiny, evict=[None, "64+64"], depth=[8, 440], **{**FAST, "prompt": 4, "gen": 12}, repeats=1)
+    by = {(x["evict"], x["depth"]): x for x in r}
+    hp = rooflm.Model(tiny).hparams
+    position = hp["n_layer"] * 2 * 32 * 2
+    assert by["64+64", 8]["kv_bytes_per_token"] == by[None, 8]["kv_bytes_per_token"] == (8 + 4 + 6.5) * position
+    assert by[None, 440]["kv_bytes_per_token"] == (440 + 4 + 6.5) * position
+    kept = [n - 256 if n <= 448 else n - 320 for n in range(445, 457)]  # one more page goes at 449
+    assert sum(kept) / 12 == pytest.approx(by["64+64", 440]["kv_bytes_per_token"] / position)
+    for x in r:
+        assert x["bytes_per_token"] == x["weight_bytes_per_token"] + x["kv_bytes_per_token"]
+        assert x["ceiling_tps"] == pytest.approx(x["read_gbs"] * 1e9 / x["bytes_per_token"])
+        assert x["manifest"]["engine"]["evict"] == x["evict"] == x["setting"]["evict"]
+        assert x["manifest"]["engine"]["n_ctx"] == (192 if x["evict"] else x["depth"] + 16)
+        assert "evict" not in x["manifest"]["defaults"]
+    assert "evict" in repr(r).splitlines()[0]
+    sides = r.select(depth=440).contrast(None, "64+64", by="evict")
+    assert [m.name for m in sides.moved][0] == "evict" and "context" not in [m.name for m in sides.confounded]
 
 
 def test_manifest_has_what_f1_lists(result, tiny):

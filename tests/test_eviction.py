@@ -127,6 +127,25 @@ def test_a_long_talk_keeps_its_memory_and_its_keys(llama):
     assert np.abs(turned - want).max() <= np.abs(want).max() * 2.0**-10
 
 
+def test_sinks_that_are_looked_at_are_turned_elsewhere(llama, tokens):
+    """A page of the sinks is turned where it lies from the second eviction on, unless a view or a fork has it."""
+    with session(llama, kv="f16") as s:
+        s.eval(tokens[:320], logits="none")
+        alone = s.kv[0].pages[0].address
+        s.eval(tokens[320:384], logits="none")
+        assert s.kv[0].pages[0].address == alone
+        seen = s.kv[0].pages[0].k
+        before = seen.copy()
+        s.eval(tokens[384:448], logits="none")
+        assert s.kv[0].pages[0].address != alone
+        np.testing.assert_array_equal(seen, before)
+        with s.fork() as twin:
+            before = s.kv[0].k()[:64]
+            s.eval(tokens[448:512], logits="none")
+            np.testing.assert_array_equal(twin.kv[0].k()[:64], before)
+            assert not np.array_equal(s.kv[0].k()[:64], before)
+
+
 def test_short_talks_have_the_bits_of_a_session_that_never_evicts(llama, tokens):
     with session(llama) as s, rooflm.Model(llama).session(kv="f32", compute="f32", n_threads=1, n_ctx=256) as plain:
         np.testing.assert_array_equal(run(s, tokens[:256], 100), run(plain, tokens[:256], 100))

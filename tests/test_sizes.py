@@ -22,21 +22,22 @@ MEASURE = """
 import json, sys
 import numpy as np, rooflm
 from rooflm.measuring.forecasting import process_memory
-path, n_ctx, kv, load = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-f = rooflm.forecast(path, n_ctx=n_ctx, kv=kv, threads=2, load=load)
+path, n_ctx, kv, load, evict = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5] or None
+f = rooflm.forecast(path, n_ctx=n_ctx, kv=kv, evict=evict, threads=2, load=load)
 m = rooflm.Model(path, load=load)
-s, t, out = m.session(n_ctx=n_ctx, kv=kv, n_threads=2), m.tokenizer, None
-ids = np.random.default_rng(0).integers(0, m.n_vocab, n_ctx, dtype=np.int32)
-for at in range(0, n_ctx - 4, 512):
-    out = s.eval(ids[at : min(at + 512, n_ctx - 4)], out=out)
+s, t, out = m.session(n_ctx=n_ctx, kv=kv, evict=evict, n_threads=2), m.tokenizer, None
+n = 2 * n_ctx if evict else n_ctx - 4
+ids = np.random.default_rng(0).integers(0, m.n_vocab, n, dtype=np.int32)
+for at in range(0, n, 512):
+    out = s.eval(ids[at : at + 512], out=out)
 for i in range(4):
     out = s.eval(ids[:1], out=out)
 print(json.dumps({"forecast": f.to_dict(), "measured": process_memory()}))
 """
 
 
-def forecast_and_truth(path, n_ctx, kv="f16", load="auto"):
-    arguments = [str(path), str(n_ctx), kv, load]
+def forecast_and_truth(path, n_ctx, kv="f16", load="auto", evict=""):
+    arguments = [str(path), str(n_ctx), kv, load, evict]
     out = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout)
@@ -62,6 +63,13 @@ def test_forecast_of_smollm2(smollm2, n_ctx, kv, load):
 def test_forecast_with_sliding_windows(gemma3):
     """At 1300 positions three of four layers hold a window of 512 only."""
     check_forecast(forecast_and_truth(gemma3, 1300, "q8_0"))
+
+
+@needs_smaps
+@pytest.mark.unsanitized
+def test_forecast_of_a_talk_beyond_its_cache(smollm2):
+    """f32 caches, so that the sinks kept twice count: 12 MB of 59."""
+    check_forecast(forecast_and_truth(smollm2, 576, "f32", evict="256+256"))
 
 
 @needs_smaps
@@ -290,9 +298,46 @@ def test_wrong_ways_and_files(tmp_path):
         rooflm.load_times(tmp_path / "x.gguf")
 
 
+@pytest.mark.parametrize("arch, window", [("llama", None), ("gemma3", 100), ("gemma3", 300)])
+@pytest.mark.parametrize("evict", ["64+128", "0+128", "128+192"])
+def test_a_cache_that_evicts_holds_what_is_said(tmp_path, arch, window, evict):
+    """By the byte, at every length (of layers that forget by themselves, what they need at most): layers whose window
+    reaches the sinks keep those twice."""
+    vocab = "bpe" if arch == "llama" else "spm"
+    path = tiny_model(tmp_path / "t.gguf", arch, n_layer=6, n_kv=1, window=window, vocab=vocab)
+    m = rooflm.Model(path)
+    if (window, evict) == (300, "128+192"):
+        with pytest.raises(ValueError, match="window of 300"):
+            m.session(evict=evict)
+        return
+    with m.session(evict=evict, kv="f32", n_batch=64, n_threads=1) as s:
+        for n in range(32, 1000, 32):
+            s.eval([5] * 32, logits="none")
+            size = rooflm.kv_size(m, n_ctx=n, evict=evict, kv="f32", n_batch=64)
+            assert size.held == sum(end - first for first, end in s.held), n
+            forget = window is not None and window < s.n_ctx and n > window
+            assert size.held_bytes >= s.kv_nbytes if forget else size.held_bytes == s.kv_nbytes, n
+        plain = rooflm.kv_size(m, n_ctx=s.n_ctx, kv="f32", n_batch=64)
+        reach = sum(w is None or w >= s.n_ctx for w in windows_of(m))
+        assert size.held_bytes - plain.held_bytes == reach * int(evict.split("+")[0]) * 2 * 16 * 4
+        assert size.read_bytes == sum(min(size.held, w or size.held) for w in windows_of(m)) * 2 * 16 * 4
+        assert size.to_dict()["evict"] == evict and f"kept by evict {evict}" in repr(size)
+        f = rooflm.forecast(m, evict=evict, kv="f32", n_batch=64)
+        assert next(p["bytes"] for p in f.parts if p["part"] == "KV cache") == size.held_bytes
+        assert f.about["n_ctx"] == s.n_ctx and f"evict {evict}" in repr(f)
+
+
+def windows_of(m):
+    return [m.hparams["window"] if sliding else None for sliding in m.hparams["sliding"]]
+
+
 def test_commands_give_the_same_records(answer, tmp_path):
     path = tiny_model(tmp_path / "t.gguf")
     assert answer("bytes", path, "--depth", "31", "--json") == rooflm.bytes_per_token(path, n_ctx=32).to_dict()
+    evicting = answer("bytes", path, "--depth", "999", "--evict", "64+64", "--json")
+    assert evicting == rooflm.bytes_per_token(path, n_ctx=1000, evict="64+64").to_dict()
+    assert evicting["kv_bytes"] == rooflm.bytes_per_token(path, n_ctx=1000 - 832).kv
+    assert answer("forecast", path, "--evict", "64+64", "--json")["n_ctx"] == 192
     f = answer("forecast", path, "--ctx", "1k", "--kv", "q8_0", "--json")
     assert (f["n_ctx"], f["kv"]) == (1024, "q8_0") and f["anonymous_bytes"] > 0
     r = answer("load", path, "--ways", "mmap", "--states", "warm", "--repeats", 1, "--json")["records"]

@@ -49,23 +49,30 @@ bool rl_kv_has_originals(const rl_kv *kv, size_t layer) {
     return kv->dropped && sees_sinks(kv, layer);
 }
 
+// Whether a page of the sinks may be written to: it is a copy that was turned before, and no fork or view looks at it.
+static bool turned_and_own(const rl_kv_layer *l, size_t page) {
+    return l->originals[page].data && !rl_page_shared(&l->slots[page]);
+}
+
 // Pages for the turned keys, taken before anything changes, so that a failure leaves the cache as it was.
 static rl_status take_spares(rl_kv *kv, size_t layer, rl_err *err) {
     rl_kv_layer *l = &kv->layers[layer];
     for (size_t p = 0; p < kv->config.sinks / RL_PAGE_TOKENS; p++)
-        if (!l->spares[p].data) RL_TRY(rl_page_alloc(kv, layer, &l->spares[p], err));
+        if (!l->spares[p].data && !turned_and_own(l, p)) RL_TRY(rl_page_alloc(kv, layer, &l->spares[p], err));
     return RL_OK;
 }
 
 static void turn_sinks(rl_kv *kv, size_t layer, rl_kv_turn_fn turn, void *arg) {
     rl_kv_layer *l = &kv->layers[layer];
     for (size_t p = 0; p < kv->config.sinks / RL_PAGE_TOKENS; p++) {
-        if (l->originals[p].data)
-            rl_page_release(&l->slots[p]);
-        else
-            l->originals[p] = l->slots[p];
-        l->slots[p] = l->spares[p];
-        memset(&l->spares[p], 0, sizeof *l->spares);
+        if (l->spares[p].data) {
+            if (l->originals[p].data)
+                rl_page_release(&l->slots[p]);
+            else
+                l->originals[p] = l->slots[p];
+            l->slots[p] = l->spares[p];
+            memset(&l->spares[p], 0, sizeof *l->spares);
+        }
         memcpy(l->slots[p].data, l->originals[p].data, l->page_bytes);
         rl_kv_turn_page(kv, layer, l->slots[p].data, turn, arg);
     }

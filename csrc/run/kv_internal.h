@@ -110,6 +110,8 @@ void rl_arena_close(rl_arena *a); // the owner leaves
 rl_region_pages *rl_arena_region(rl_arena *a, uint32_t id);
 /// A page of `layer`, zeroed; replaces kv->arena by a new one when forks still hold all of its pages.
 rl_status rl_page_alloc(rl_kv *kv, size_t layer, rl_slot *out, rl_err *err);
+/// Whether others than one cache hold the page: forks and views.
+bool rl_page_shared(const rl_slot *s);
 void rl_page_hold(const rl_slot *s);
 void rl_page_release(rl_slot *s);
 

@@ -147,6 +147,10 @@ rl_status rl_page_alloc(rl_kv *kv, size_t layer, rl_slot *out, rl_err *err) {
     return rl_fail(err, RL_ERR_NOMEM, "layer %zu of the KV cache has no page left", layer);
 }
 
+bool rl_page_shared(const rl_slot *s) {
+    return atomic_load_explicit(&s->arena->page_refs[s->id], memory_order_acquire) > 1;
+}
+
 void rl_page_hold(const rl_slot *s) {
     atomic_fetch_add_explicit(&s->arena->page_refs[s->id], 1, memory_order_relaxed);
 }
@@ -208,7 +212,7 @@ static rl_status own_page(rl_kv *kv, size_t layer, size_t page, size_t used, rl_
         l->n_pages = page + 1;
         return RL_OK;
     }
-    if (atomic_load_explicit(&s->arena->page_refs[s->id], memory_order_acquire) > 1) {
+    if (rl_page_shared(s)) {
         rl_slot copy;
         RL_TRY(rl_page_alloc(kv, layer, &copy, err));
         memcpy(copy.data, s->data, l->page_bytes);

@@ -21,6 +21,10 @@ class Kept(NamedTuple):
         """Positions of the cache."""
         return self.sinks + self.recent + PAGE
 
+    def held(self, n: int) -> int:
+        """Positions that the cache holds, and the last one attends to, n positions into the text."""
+        return n - -(-max(n - self.n_ctx, 0) // PAGE) * PAGE
+
     def __str__(self) -> str:
         return f"{self.sinks}+{self.recent}"
 

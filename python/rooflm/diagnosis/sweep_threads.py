@@ -33,8 +33,8 @@ def records(
     if cpus is None and len(here.classes) > 1:
         places += [",".join(map(str, c["cpus"])) for c in here.classes]
     jobs = [
-        {"prompt": PROMPT, "gen": gen, "depth": 0, "kv": kv, "compute": compute, "threads": n, "kernel": None,
-         "cpus": place, "load": "auto", "blas": None}
+        {"prompt": PROMPT, "gen": gen, "depth": 0, "kv": kv, "evict": None, "compute": compute, "threads": n,
+         "kernel": None, "cpus": place, "load": "auto", "blas": None}
         for place in places
         for n in counts
         if place is None or n <= len(cpu_numbers(place))

@@ -27,6 +27,7 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("--depth", type=sizes, default=[0], metavar="N[,N]", help="context before the prompt (default 0)")
     p.add_argument("--threads", type=listed(positive), metavar="N[,N]", help="default: the free big cores")
     p.add_argument("--kv", type=listed(str), default=["f16"], help="f32, f16, q8_0, or K/V apart (default f16)")
+    p.add_argument("--evict", type=listed(str), metavar="S+R[,S+R]", help="keep the first S and latest R positions")
     p.add_argument("--compute", type=listed(compute), default=["auto"], help=f"of {', '.join(COMPUTE)} (default auto)")
     p.add_argument("--load", type=listed(str), default=["auto"], help="auto, mmap, copy (default auto)")
     p.add_argument("--repeats", type=positive, default=10, help="measured runs after one warm-up (default 10)")
@@ -44,11 +45,13 @@ def add(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     p.add_argument("model", help=MODEL_HELP)
     p.add_argument("--depth", type=tokens, default=0, metavar="N", help="context before the token (default 0)")
     p.add_argument("--kv", default="f16", help="f32, f16, q8_0, or K/V apart (default f16)")
+    p.add_argument("--evict", metavar="S+R", help="the session keeps the first S and latest R positions alone")
 
     p = command("forecast", COMMANDS, "memory that a model and its context will take, before loading it")
     p.add_argument("model", help=MODEL_HELP)
     p.add_argument("--ctx", type=tokens, metavar="N", help="positions, 8k for 8192 (default the model's, at most 4096)")
     p.add_argument("--kv", default="f16", help="f32, f16, q8_0, or K/V apart (default f16)")
+    p.add_argument("--evict", metavar="S+R", help="a talk without end: the first S and latest R positions are kept")
     p.add_argument("--threads", type=positive, help="default: the free big cores of this machine")
     p.add_argument("--load", choices=("auto", "mmap", "copy"), default="auto", help="default auto")
 

@@ -9,6 +9,7 @@ import time
 import uuid
 from typing import Any, Optional, Sequence, Union
 
+from rooflm import _eviction
 from rooflm._keywords import at_least, checked_keywords, whole
 from rooflm._output import plain
 from rooflm._progress import Progress, ProgressArg
@@ -28,6 +29,7 @@ DEFAULTS = {
     "gen": 64,
     "depth": 0,
     "kv": "f16",
+    "evict": None,
     "compute": "auto",
     "threads": None,
     "kernel": None,
@@ -45,6 +47,7 @@ def bench(
     gen: Union[int, list[int]] = 64,
     depth: Union[int, list[int]] = 0,
     kv: Union[str, list[str]] = "f16",
+    evict: Union[None, str, list[Optional[str]]] = None,
     compute: Union[str, list[str]] = "auto",
     threads: Union[None, int, list[int]] = None,
     kernel: Union[None, str, list[str]] = None,
@@ -65,7 +68,7 @@ def bench(
     models       a path or Model, or a list of them
     prompt, gen  tokens evaluated at once, and one by one behind them (greedily chosen)
     depth        tokens of context that are there before the prompt
-    kv, compute, threads, kernel, cpus, blas  as in Model.session(); load as in Model()
+    kv, evict, compute, threads, kernel, cpus, blas  as in Model.session(); load as in Model()
     grid         rooflm.zip_grid(...): axes that advance together instead of giving their product
     repeats      measured repetitions after a short warm-up of each setting that is not kept; in each repetition the
                  settings run in an order drawn from seed (default 0), which also draws the prompt's ids
@@ -78,7 +81,8 @@ def bench(
                  takes lines of text
 
     Each record has prefill_tps, decode_tps ((gen - 1) / time between the first and the last), ttft_ms (prefill and one
-    choice; tokenizing is not in it, prompts are random ids), bytes_per_token (the mean over the generated tokens),
+    choice; tokenizing is not in it, prompts are random ids), bytes_per_token (the mean over the generated tokens; with
+    evict of the positions that are kept),
     read_gbs (the better of the reads of the same bytes before and after, with the same threads), ceiling_tps =
     read_gbs / bytes_per_token, ceiling_share, roof (the cache that the working set fits, or "memory"), isa, kernels by
     operation, sensors (temperature, clocks, load of others, throttling during the run), fallbacks, the figures of
@@ -94,6 +98,7 @@ def bench(
         "gen": gen,
         "depth": depth,
         "kv": kv,
+        "evict": evict,
         "compute": compute,
         "threads": threads,
         "kernel": kernel,
@@ -158,6 +163,8 @@ def check_setting(s: dict[str, Any]) -> None:
     at_least(1, prompt=s["prompt"], gen=s["gen"])
     at_least(0, depth=s["depth"])
     kv_value_bytes(s["kv"])
+    if s["evict"] is not None:
+        s["evict"] = str(_eviction.parse(s["evict"]))
 
 
 def shuffled(n: int, seed: int, repeat: int) -> list[int]:

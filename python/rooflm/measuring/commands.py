@@ -21,6 +21,7 @@ def bench(args: argparse.Namespace) -> int:
         result = rooflm.bench(
             single([resolve_model(m) for m in args.model]),
             **{k: single(getattr(args, k)) for k in ("prompt", "gen", "depth", "threads", "kv", "compute", "load")},
+            evict=single(args.evict),
             kernel=args.kernel,
             cpus=args.cpus,
             blas=args.blas,
@@ -49,7 +50,8 @@ def bytes(args: argparse.Namespace) -> int:
     import rooflm
     from rooflm.fetching import resolve_model
 
-    answer(rooflm.bytes_per_token(resolve_model(args.model), n_ctx=args.depth + 1, kv=args.kv), args)
+    model = resolve_model(args.model)
+    answer(rooflm.bytes_per_token(model, n_ctx=args.depth + 1, kv=args.kv, evict=args.evict), args)
     return 0
 
 
@@ -58,7 +60,8 @@ def forecast(args: argparse.Namespace) -> int:
     from rooflm.fetching import resolve_model
 
     model = resolve_model(args.model)
-    answer(rooflm.forecast(model, n_ctx=args.ctx, kv=args.kv, threads=args.threads, load=args.load), args)
+    options = {"kv": args.kv, "evict": args.evict, "threads": args.threads, "load": args.load}
+    answer(rooflm.forecast(model, n_ctx=args.ctx, **options), args)
     return 0
 
 
@@ -114,8 +117,9 @@ def speed_lines(row: dict[str, Any]) -> str:
     def number(key: str, digits: int = 1) -> str:
         return "-" if row[key] is None else f"{row[key]:.{digits}f}"
 
+    kept = f"evict {row['evict']}, " if row.get("evict") else ""
     lines = [
-        f"{row['model']}: prompt {row['prompt']}, generated {row['gen']}, depth {row['depth']}, kv {row['kv']}, "
+        f"{row['model']}: prompt {row['prompt']}, generated {row['gen']}, depth {row['depth']}, kv {row['kv']}, {kept}"
         f"compute {row['compute']}, {row['threads']} threads, {row['repeats']} repetitions (medians)",
         f"  prefill          {number('prefill_tps')} tok/s",
         f"  first token      {number('ttft_ms')} ms",

@@ -13,7 +13,7 @@ import struct
 import warnings
 from typing import Any, Mapping, Optional, Union
 
-from rooflm import _core
+from rooflm import _core, _eviction
 from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.device.files import Files
@@ -75,7 +75,8 @@ class Forecast:
 
     def __repr__(self) -> str:
         a = self.about
-        head = f"{a['model']}: {a['n_ctx']} positions, kv {a['kv']}, {a['threads']} threads"
+        kept = f", evict {a['evict']}" if a["evict"] else ""
+        head = f"{a['model']}: {a['n_ctx']} positions, kv {a['kv']}{kept}, {a['threads']} threads"
         room = "unknown" if a["room_bytes"] is None else megabytes(a["room_bytes"])
         verdict = {True: "fits", False: "DOES NOT FIT", None: "cannot be judged"}[self.fits]
         return f"{head}\n{table(self._rows(), ('part', 'kind', 'size'))}\nroom here {room}: {verdict}"
@@ -90,6 +91,7 @@ def forecast(
     *,
     n_ctx: Optional[int] = None,
     kv: str = "f16",
+    evict: Optional[str] = None,
     threads: Optional[int] = None,
     n_batch: int = 512,
     load: str = "auto",
@@ -99,6 +101,7 @@ def forecast(
     most 4096), prompts of n_batch tokens and single tokens evaluated, and a tokenizer. No weight is read for it: the
     file is mapped, its metadata is parsed, and a session is planned.
 
+    evict: as in Model.session(), "64+960": of a talk that has gone on beyond its cache; n_ctx is what the cache holds.
     load: as in Model(). "auto" is taken for "mmap" unless mapping is refused here; then the file counts as anonymous.
     logits: arrays of logits alive at once.
     """
@@ -110,18 +113,20 @@ def forecast(
         model = opened(path)
     copied = load == "copy" or not model.gguf.mapped
     if n_ctx is None:
-        n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
-    with model.session(n_ctx=n_ctx, kv=kv, n_threads=threads, n_batch=min(n_batch, n_ctx)) as s:
-        scratch, n_threads = s.scratch_used_nbytes, s.n_threads
+        usual = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+        n_ctx = usual if evict is None else _eviction.parse(evict).n_ctx
+    with model.session(n_ctx=n_ctx, kv=kv, evict=evict, n_threads=threads, n_batch=min(n_batch, n_ctx)) as s:
+        n_ctx, scratch, n_threads = int(s.n_ctx), s.scratch_used_nbytes, s.n_threads
+    length = n_ctx if evict is None else 2 * n_ctx  # of the text: with evict, something is gone by then
     meta = model.gguf.metadata
     merges = 0
     if "tokenizer.ggml.merges" in meta:  # their number, without making 50,000 strings
         merges = struct.unpack_from("<Q", _core._raw_value(model.gguf, "tokenizer.ggml.merges"), 8)[0]
     tokenizer = model.n_vocab * TOKENIZER_TOKEN_BYTES + merges * TOKENIZER_MERGE_BYTES
-    weights = _touched(model, n_ctx, copied)
+    weights = _touched(model, math.inf if evict else n_ctx, copied)
     parts = [
         _part("weights, copied", "anonymous", weights) if copied else _part("weights", "file", weights),
-        _part("KV cache", "anonymous", kv_size(model, n_ctx=n_ctx, kv=kv, n_batch=n_batch).held_bytes),
+        _part("KV cache", "anonymous", kv_size(model, n_ctx=length, kv=kv, evict=evict, n_batch=n_batch).held_bytes),
         _part("scratch", "anonymous", scratch),
         _part("logits", "anonymous", 4 * model.n_vocab * logits),
         _part("tokenizer", "anonymous", tokenizer),
@@ -137,6 +142,7 @@ def forecast(
         "model": os.path.basename(str(model.gguf.path)),
         "n_ctx": n_ctx,
         "kv": kv,
+        "evict": evict,
         "threads": n_threads,
         "n_batch": n_batch,
         "load": load,
@@ -150,7 +156,7 @@ def _part(part: str, kind: str, n: float) -> dict[str, Any]:
     return {"part": part, "kind": kind, "bytes": int(n)}
 
 
-def _touched(model: Model, n_ctx: int, copied: bool) -> float:
+def _touched(model: Model, n_ctx: float, copied: bool) -> float:
     """Bytes of the file that evaluating n_ctx tokens brings into memory: all of it, but of an embedding that is not the
     output matrix only the rows of the tokens, each with the pages that the kernel maps around it."""
     whole = float(model.gguf.nbytes)

@@ -124,6 +124,7 @@ def engine_manifest(
         "kernels": figures["kernels"],
         **{k: resolved[k] for k in ("kv", "compute", "n_ctx", "n_batch", "blas", "mapped")},
         "load": setting.get("load"),
+        "evict": setting.get("evict"),
         "kernel_asked": setting.get("kernel"),
         "kv_nbytes": resolved["kv_nbytes"],
         "scratch_nbytes": resolved["scratch_nbytes"],

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
 import numpy as np
 
-from rooflm import _core
+from rooflm import _core, _eviction
 from rooflm.device.sampler import Sampler
 from rooflm.measuring.ceilings import kv_bytes_per_token, needed_bytes, read_gbs, roof_name
 from rooflm.measuring.token_times import token_statistics
@@ -23,8 +24,9 @@ def warm_up(model: Model, s: dict[str, Any], *, seed: int) -> None:
 
 def open_session(model: Model, s: dict[str, Any]) -> Session:
     return model.session(
-        n_ctx=s["depth"] + s["prompt"] + s["gen"],
+        n_ctx=s["depth"] + s["prompt"] + s["gen"] if s["evict"] is None else None,
         kv=s["kv"],
+        evict=s["evict"],
         compute=s["compute"],
         n_threads=s["threads"],
         kernel=s["kernel"],
@@ -50,8 +52,13 @@ def run_once(model: Model, s: dict[str, Any], *, seed: int, caches: list[dict[st
             times, prefill_s = time_tokens(session, ids[s["depth"] :], s["gen"])
         placement = session.placement
         reads.append(read_gbs(session, s["cpus"]))
-        # Generated token i attends to everything before it and to itself; the first came with the prompt.
-        attended = s["depth"] + s["prompt"] + (s["gen"] + 1) / 2
+        # Generated token i attends to everything before it that is kept and to itself; the first came with the prompt.
+        first = s["depth"] + s["prompt"] + 1
+        lengths = range(first, first + s["gen"])
+        if s["evict"] is not None:
+            attended = statistics.fmean(_eviction.parse(s["evict"]).held(n) for n in lengths)
+        else:
+            attended = statistics.fmean(lengths)
         needed = needed_bytes(model, kv=session.kv_type, n_attended=attended)
         read = max(reads)
         decode = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any, Optional, Sequence, Union
 
-from rooflm import _core
+from rooflm import _core, _eviction
 from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.measuring.ceilings import kv_value_bytes
@@ -23,11 +23,11 @@ class TokenBytes:
     """What generating one token reads. `total` = `weights` + `kv`; `tensors` has name, type, nbytes and read_bytes of
     each tensor, `layers` the KV bytes by layer. float() gives the total."""
 
-    def __init__(self, model: Model, n_ctx: int, kv: str) -> None:
+    def __init__(self, model: Model, n_ctx: int, kv: str, evict: Optional[str] = None) -> None:
         self.model, self.n_ctx, self.kv_type = os.path.basename(str(model.gguf.path)), n_ctx, kv
         self.tensors = _tensor_reads(model)
         self.weights = int(model.weight_bytes_per_token)
-        self.cache = kv_size(model, n_ctx=n_ctx, kv=kv)
+        self.cache = kv_size(model, n_ctx=n_ctx, kv=kv, evict=evict)
         self.kv = self.cache.read_bytes
         self.total = self.weights + self.kv
 
@@ -49,6 +49,7 @@ class TokenBytes:
             "model": self.model,
             "n_ctx": self.n_ctx,
             "kv": self.kv_type,
+            "evict": self.cache.evict,
             "total_bytes": self.total,
             "weight_bytes": self.weights,
             "kv_bytes": self.kv,
@@ -66,7 +67,8 @@ class TokenBytes:
         return [{"what": r["what"], "size": megabytes(r["bytes"]), "share": r["share"]} for r in self.by_type()]
 
     def __repr__(self) -> str:
-        head = f"{self.model}: {megabytes(self.total)} per token with {self.n_ctx} positions in use"
+        kept = f", of which evict {self.cache.evict} keeps {self.cache.held}" if self.cache.evict else ""
+        head = f"{self.model}: {megabytes(self.total)} per token with {self.n_ctx} positions in use{kept}"
         saved = ", ".join(_savings(self.cache))
         return f"{head}\n{table(self._rows(), ('what', 'size', 'share'))}" + (f"\n{saved}" if saved else "")
 
@@ -90,63 +92,73 @@ def _tensor_reads(model: Model) -> list[dict[str, Any]]:
 
 
 @checked_keywords
-def bytes_per_token(model: ModelArg, *, n_ctx: int = 1, kv: str = "f16") -> TokenBytes:
+def bytes_per_token(
+    model: ModelArg, *, n_ctx: int = 1, kv: str = "f16", evict: Optional[str] = None
+) -> TokenBytes:
     """Bytes that generating one token reads, by tensor and for the KV cache, counted from the file; no weight is read.
 
     n_ctx   positions in use, the token's own included (default 1: nearly the weights alone)
     kv      "f32", "f16", "q8_0", or K and V apart: "q8_0/f16"
+    evict   "64+960": of n_ctx positions only those that such a session keeps are read
 
     A layer with a sliding window reads at most the window. ValueError for n_ctx below 1 or an unknown kv.
     """
-    return TokenBytes(opened(model), n_ctx, kv)
+    return TokenBytes(opened(model), n_ctx, kv, evict)
 
 
 class KVSize:
     """Bytes of a KV cache with n_ctx positions in use, over all layers:
 
+    held                of the positions those that the cache holds: all, unless it evicts
     read_bytes          keys and values that one token reads
-    held_bytes          memory of the pages (64 tokens each, heads padded to 16; windowed layers keep n_batch more)
+    held_bytes          memory of the pages (64 tokens each, heads padded to 16; windowed layers keep n_batch more, and
+                        once something is evicted there are two copies of the keys and values of the sinks)
     bytes_per_position  what one more position adds to read_bytes while no window is full
     gqa_saves_bytes     what a KV head for each query head would read more
     windows_save_bytes  what layers without windows would read more
     layers              by layer: n_head_kv, positions, read_bytes
     """
 
-    def __init__(self, shape: dict[str, Any], n_ctx: int, kv: str, n_batch: int) -> None:
+    def __init__(self, shape: dict[str, Any], n_ctx: int, kv: str, n_batch: int, evict: Optional[str] = None) -> None:
         at_least(1, n_ctx=n_ctx, n_batch=n_batch)
+        kept = None if evict is None else _eviction.parse(evict)
+        held = n_ctx if kept is None else kept.held(n_ctx)
         per_k, per_v = kv_value_bytes(kv)
         value = shape["head_dim_k"] * per_k + shape["head_dim_v"] * per_v
-        self.n_ctx, self.kv = n_ctx, kv
+        self.n_ctx, self.kv, self.evict, self.held = n_ctx, kv, None if kept is None else str(kept), held
         self.layers: list[dict[str, Any]] = []
         full_heads = no_windows = 0.0
         for i, (heads, kv_heads, window) in enumerate(zip(shape["n_head"], shape["n_head_kv"], shape["windows"])):
-            positions = min(n_ctx, window) if window else n_ctx
+            positions = min(held, window) if window else held
             read = positions * kv_heads * value
             self.layers.append({"layer": i, "n_head_kv": kv_heads, "positions": positions, "read_bytes": read})
             full_heads += positions * heads * value
-            no_windows += n_ctx * kv_heads * value
+            no_windows += held * kv_heads * value
         self.read_bytes = sum(layer["read_bytes"] for layer in self.layers)
         self.bytes_per_position = sum(n * value for n in shape["n_head_kv"])
         self.gqa_saves_bytes = full_heads - self.read_bytes
         self.windows_save_bytes = no_windows - self.read_bytes
-        self.held_bytes = sum(
-            _core.KVCache(
-                n_head_kv=kv_heads,
-                dim_k=shape["head_dim_k"],
-                dim_v=shape["head_dim_v"],
-                n_ctx=n_ctx,
-                kv=kv,
-                window=window or None,
-                window_slack=max(n_batch, 64),
-            ).nbytes_reserved
-            for kv_heads, window in zip(shape["n_head_kv"], shape["windows"])
-        )
+        most = n_ctx if kept is None else min(n_ctx, kept.n_ctx)
+        self.held_bytes = 0
+        for kv_heads, window in zip(shape["n_head_kv"], shape["windows"]):
+            for positions in (most, kept.sinks if kept and n_ctx > kept.n_ctx and not 0 < window < kept.n_ctx else 0):
+                if positions:
+                    self.held_bytes += _core.KVCache(
+                        n_head_kv=kv_heads,
+                        dim_k=shape["head_dim_k"],
+                        dim_v=shape["head_dim_v"],
+                        n_ctx=positions,
+                        kv=kv,
+                        window=window or None,
+                        window_slack=max(n_batch, 64),
+                    ).nbytes_reserved
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, **self.__dict__}
 
     def __repr__(self) -> str:
-        parts = [f"KV cache {self.kv}, {self.n_ctx} positions: {megabytes(self.read_bytes)} read per token"]
+        kept = f", {self.held} kept by evict {self.evict}" if self.evict else ""
+        parts = [f"KV cache {self.kv}, {self.n_ctx} positions{kept}: {megabytes(self.read_bytes)} read per token"]
         parts += [f"{megabytes(self.held_bytes)} held", *_savings(self)]
         return ", ".join(parts)
 
@@ -166,6 +178,7 @@ def kv_size(
     *,
     n_ctx: int,
     kv: str = "f16",
+    evict: Optional[str] = None,
     n_batch: int = 512,
     n_layer: Optional[int] = None,
     n_head: Optional[int] = None,
@@ -174,7 +187,8 @@ def kv_size(
     window: Union[None, int, Sequence[Optional[int]]] = None,
 ) -> KVSize:
     """Size of a KV cache: of a model file, or of a shape given as n_layer, n_head, n_head_kv (default n_head), head_dim
-    and window (None, one length for all layers, or one for each).
+    and window (None, one length for all layers, or one for each). evict: as in Model.session(); n_ctx is then how long
+    the text is.
 
         kv_size(n_layer=32, n_head=32, n_head_kv=8, head_dim=128, n_ctx=32768, kv="q8_0")
     """
@@ -201,4 +215,4 @@ def kv_size(
             "head_dim_v": head_dim,
             "windows": [w or 0 for w in windows],
         }
-    return KVSize(shape, n_ctx, kv, n_batch)
+    return KVSize(shape, n_ctx, kv, n_batch, evict)
