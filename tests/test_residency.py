@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,6 +13,7 @@ from maker import tiny_model
 
 import rooflm
 from rooflm import _core, residency
+from rooflm._pages import drop_pages, resident_share
 
 
 @pytest.fixture
@@ -64,6 +68,48 @@ def test_what_is_not_there(model, tmp_path):
     file.close()
     with pytest.raises(ValueError, match="closed"):
         _core._tensor_pages(file, tensor, "resident")
+
+
+def test_share_of_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * (1 << 20))
+    assert resident_share(path) == resident_share(str(path)) == 1.0
+    left = drop_pages(path)
+    if left < 0.5:  # else the file system keeps its pages
+        with open(path, "rb", buffering=0) as f:
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            f.read(4096)
+        assert left < resident_share(path) < 0.5
+    path.write_bytes(b"")
+    assert resident_share(path) is None
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        resident_share(tmp_path / "nowhere")
+
+
+def test_of_files_of_others_nothing_is_known(tmp_path):
+    """The system calls all of their pages resident. Root is nobody here; who is somebody owns no /etc/passwd."""
+    path = tiny_model(tmp_path / "m.gguf")
+    code = """
+import os, sys, rooflm
+from rooflm._pages import resident_share
+m = rooflm.Model(sys.argv[1])
+assert m.resident() == 1.0
+if os.getuid() == 0:
+    os.setuid(65534)
+    m = rooflm.Model(m.gguf.path)
+    try:
+        m.resident()
+    except PermissionError as e:
+        assert "who owns a file" in str(e)
+    else:
+        sys.exit("told")
+print(resident_share("/etc/passwd"))
+"""
+    for p in (path, *path.parents[:4]):  # the temporary directory is the user's alone
+        if p.stat().st_uid == os.getuid() and p != p.parent and "pytest" in str(p):
+            p.chmod(0o755)
+    p = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert (p.stdout, p.stderr) == ("None\n", "")
 
 
 def test_a_copy_is_resident_too(tmp_path):

@@ -75,6 +75,7 @@ rl_status rl_map_open(rl_map *m, const char *path, rl_load load, rl_err *err) {
         m->size = (size_t)info.st_size;
         m->dev = (uint64_t)info.st_dev;
         m->ino = (uint64_t)info.st_ino;
+        m->ours = info.st_uid == geteuid() || access(path, W_OK) == 0;
         if (load != RL_LOAD_COPY && m->size) {
             void *p = MAP_FAILED;
             errno = EINVAL;
@@ -160,6 +161,9 @@ rl_status rl_map_resident(const rl_map *m, size_t offset, size_t n, size_t *byte
     uint8_t *p;
     size_t len;
     if (!page_range(m, offset, n, &p, &len)) return RL_OK;
+    if (m->mapped && !m->ours)
+        return io_error(err, EPERM, "only who owns a file or may write it is told which of its pages are in memory",
+                        NULL);
     size_t end = n < m->size - offset ? offset + n : m->size;
     uintptr_t first = (uintptr_t)m->data + offset, last = (uintptr_t)m->data + end;
     size_t page = page_size();

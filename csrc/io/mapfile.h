@@ -17,6 +17,7 @@ typedef struct rl_map {
     bool mapped;       // file pages; false: a private copy
     int fd;            // of a mapped file, to see whether it is still whole
     int refused;       // errno of an mmap that was refused and replaced by a copy, else 0
+    bool ours;         // the user owns the file or may write it
     uint64_t dev, ino; // the file's identity
 } rl_map;
 
@@ -37,7 +38,8 @@ void rl_map_advise(const rl_map *m, size_t offset, size_t n);
 /// RL_ERR_INTERRUPTED. *done counts bytes as they arrive (may be NULL).
 rl_status rl_map_preload(const rl_map *m, size_t offset, size_t n, bool (*poll)(void *), void *arg, size_t *done,
                          rl_err *err);
-/// Bytes of the range that are in memory now.
+/// Bytes of the range that are in memory now. RL_ERR_IO with EPERM for a mapped file that is not ours: the system calls
+/// all pages of such a file resident.
 rl_status rl_map_resident(const rl_map *m, size_t offset, size_t n, size_t *bytes, rl_err *err);
 /// Pins the range in memory. RL_ERR_IO with os_errno where the system denies it (EPERM, ENOMEM: RLIMIT_MEMLOCK).
 rl_status rl_map_lock(const rl_map *m, size_t offset, size_t n, rl_err *err);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages of a tensor are in memory, and keeping them there; python/rooflm/residency.py makes it usable.
+// Which pages of a file or a tensor are in memory, and keeping them there; python/rooflm/residency.py makes it usable.
 #include <string.h>
 
 #include "py/gguf.h"
@@ -38,7 +38,32 @@ static PyObject *tensor_pages(PyObject *m, PyObject *args) {
     return PyLong_FromSize_t(bytes);
 }
 
+static PyObject *file_resident(PyObject *m, PyObject *arg) {
+    rl_state *st = rl_state_of_module(m);
+    PyObject *path;
+    if (!PyUnicode_FSConverter(arg, &path)) return NULL;
+    rl_err err;
+    rl_err_clear(&err);
+    size_t bytes = 0, size = 0;
+    rl_map map;
+    PyThreadState *saved = PyEval_SaveThread();
+    rl_status s = rl_map_open(&map, PyBytes_AS_STRING(path), RL_LOAD_MMAP, &err);
+    if (s == RL_OK) {
+        size = map.size;
+        s = rl_map_resident(&map, 0, size, &bytes, &err);
+        rl_map_close(&map);
+    }
+    PyEval_RestoreThread(saved);
+    Py_DECREF(path);
+    if (s != RL_OK) return rl_raise(st, &err);
+    if (!size) Py_RETURN_NONE;
+    return PyFloat_FromDouble((double)bytes / (double)size);
+}
+
 static PyMethodDef methods[] = {
+    {"_file_resident", file_resident, METH_O,
+     "_file_resident(path, /)\n--\n\nThe share of a file that is in memory now; None of an empty one. OSError where "
+     "the system does not tell, or refuses to map it."},
     {"_tensor_pages", tensor_pages, METH_VARARGS,
      "_tensor_pages(gguf, tensor, what, /)\n--\n\n"
      "\"preload\", \"lock\" or \"unlock\": does it and returns the tensor's bytes; \"resident\": its bytes in memory."},

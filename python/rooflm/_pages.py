@@ -3,47 +3,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from typing import Optional, Union
 
-import numpy as np
-
-_PART = 1 << 30  # bytes asked about in one call: a byte of the answer stands for a page
+from rooflm import _core
 
 
 def resident_share(path: Union[str, os.PathLike[str]]) -> Optional[float]:
     """The share of the file that is in memory now, from 0 to 1. None where the system does not tell: it says the truth
-    only about files that the user owns or may write."""
-    if not (os.stat(path).st_uid == os.geteuid() or os.access(path, os.W_OK)):
-        return None
+    only about files that the user owns or may write, and only where mapping is allowed."""
+    os.stat(path)  # a file that is not there is an error
     try:
-        mincore = ctypes.CDLL(None, use_errno=True).mincore
-    except (OSError, AttributeError):
+        return _core._file_resident(path)
+    except OSError:
         return None
-    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    with open(path, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
-        if not size:
-            return None
-        with mmap.mmap(f.fileno(), size, prot=mmap.PROT_READ) as m:
-            here = np.frombuffer(m, np.uint8)
-            try:
-                return _resident(mincore, here.ctypes.data, size)
-            finally:
-                del here  # an mmap with views does not close
-
-
-def _resident(mincore: object, base: int, size: int) -> Optional[float]:
-    pages = 0
-    for at in range(0, size, _PART):
-        part = min(_PART, size - at)
-        flags = np.empty(-(-part // mmap.PAGESIZE), np.uint8)
-        if mincore(base + at, part, flags.ctypes.data) != 0:  # type: ignore[operator]
-            return None
-        pages += int((flags & 1).sum())
-    return pages / -(-size // mmap.PAGESIZE)
 
 
 def drop_pages(path: Union[str, os.PathLike[str]]) -> Optional[float]:

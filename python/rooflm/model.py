@@ -185,7 +185,8 @@ class Model:
         return residency.unlock(self.gguf, pattern)
 
     def resident(self, pattern: str = "*") -> float:
-        """Share of the bytes of the tensors whose names match that is in memory now, 0 to 1 (mincore)."""
+        """Share of the bytes of the tensors whose names match that is in memory now, 0 to 1 (mincore). PermissionError
+        for a mapped file that the user neither owns nor may write: of such a one the system tells nothing."""
         return residency.resident(self.gguf, pattern)
 
     def taps(self) -> list[dict[str, Any]]:
