@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -86,9 +87,8 @@ def test_share_of_a_file(tmp_path, monkeypatch):
         resident_share(tmp_path / "nowhere")
 
 
-def test_of_files_of_others_nothing_is_known(tmp_path):
-    """The system calls all of their pages resident. Root is nobody here; who is somebody owns no /etc/passwd."""
-    path = tiny_model(tmp_path / "m.gguf")
+def test_of_files_of_others_nothing_is_known():
+    """The system calls all of their pages resident. Root becomes nobody here; who is not root owns no /etc/passwd."""
     code = """
 import os, sys, rooflm
 from rooflm._pages import resident_share
@@ -105,10 +105,10 @@ if os.getuid() == 0:
         sys.exit("told")
 print(resident_share("/etc/passwd"))
 """
-    for p in (path, *path.parents[:4]):  # the temporary directory is the user's alone
-        if p.stat().st_uid == os.getuid() and p != p.parent and "pytest" in str(p):
-            p.chmod(0o755)
-    p = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as directory:  # tmp_path lies where nobody may look
+        os.chmod(directory, 0o755)
+        path = tiny_model(f"{directory}/m.gguf")
+        p = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
     assert (p.stdout, p.stderr) == ("None\n", "")
 
 
