@@ -33,7 +33,7 @@ _LAZY = {
     "kernels": "rooflm._kernels",
     "linear": "rooflm._kernels",
     "Model": "rooflm.model",
-    "Session": "rooflm.model",
+    "Session": "rooflm.session",
     "Plan": "rooflm.scheduling",
     "Handover": "rooflm.residency",
     "Scheduler": "rooflm.scheduling",
@@ -129,7 +129,8 @@ if _TYPE_CHECKING:
     from rooflm.drafting import DraftModel, PromptLookup
     from rooflm.fetching import FetchError, fetch
     from rooflm.generation import Generation
-    from rooflm.model import Model, Session
+    from rooflm.model import Model
+    from rooflm.session import Session
     from rooflm.quality import perplexity
     from rooflm.residency import Handover
     from rooflm.scheduling import Plan, Scheduler

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 if TYPE_CHECKING:
-    from rooflm.model import Session
+    from rooflm.session import Session
     from rooflm.tracing import TraceEvent
 
 # Operation of a trace -> matrices by the names of Session.kernels(): those of every token, and those of experts.

@@ -14,7 +14,7 @@ from rooflm._output import html_table, table
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rooflm.model import Session
+    from rooflm.session import Session
 
 
 class Capture(Mapping[str, np.ndarray]):

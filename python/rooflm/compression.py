@@ -19,7 +19,7 @@ from rooflm._eviction import PAGE
 from rooflm._keywords import at_least
 
 if TYPE_CHECKING:
-    from rooflm.model import Session
+    from rooflm.session import Session
 
 def parse_rank(rank: Union[int, str]) -> tuple[int, int]:
     """Ranks of K and V from 48, "48" or "48/32"."""

@@ -25,7 +25,7 @@ import numpy as np
 from rooflm._keywords import checked_keywords
 
 if TYPE_CHECKING:
-    from rooflm.model import Session
+    from rooflm.session import Session
 
 
 class Draft(Protocol):

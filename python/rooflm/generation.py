@@ -18,7 +18,7 @@ from rooflm.tracing import stage
 
 if TYPE_CHECKING:
     from rooflm.drafting import Draft
-    from rooflm.model import Session
+    from rooflm.session import Session
 
 NOTHING = np.zeros(0, np.int32)
 

@@ -24,7 +24,7 @@ from rooflm._stepping import whole_or_undone
 from rooflm.tracing import TAKEN_BACK, Span
 
 if TYPE_CHECKING:
-    from rooflm.model import Session
+    from rooflm.session import Session
 
 
 WORTH_NS = 100_000

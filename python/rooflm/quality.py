@@ -24,7 +24,8 @@ from rooflm import _core, stats
 from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table
 from rooflm._text import TextOrTokens, as_tokens
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 
 MIN_CTX = 4
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from rooflm.device.sampler import Sampler
-    from rooflm.model import Session
+    from rooflm.session import Session
 
 SCHEMA = 1
 ROOF_READS = 3

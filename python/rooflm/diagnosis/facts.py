@@ -22,11 +22,14 @@ from rooflm.device.sampler import Sampler
 from rooflm.diagnosis.system import Waiting, busiest, frequencies, swap_state
 from rooflm.diagnosis.token_time import kernel_limit, traced_tokens
 from rooflm.measuring.ceilings import kv_bytes_per_token, read_arrays
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 from rooflm.quantization.claims import check_claims
 
 Say = Callable[[str], None]
 TRIAL_TOKENS = 12  # of a run with one setting put back to its default
+OF_THE_MACHINE = ("cpu", "classes", "n_cpus", "allowed_cpus", "default_threads", "default_threads_reason",
+                  "default_cpus", "memory_bytes")  # fmt: skip
 LEAST_SECONDS = 0.4  # of decoding watched: the system counts in hundredths of a second
 
 
@@ -87,21 +90,8 @@ def gather(
         session.rewind(depth + prompt)
         facts["token"] = {**traced_tokens(session, gen), "kernels": kernel_limit(session)}
         read = max(ceiling_before, _read_gbs(loaded))
-        attended = depth + prompt + (gen + 1) / 2
-        kv_bytes = kv_bytes_per_token(loaded, session.kv_type, attended)
-        placement = session.placement
-        facts["ran"] = {
-            "threads": session.n_threads,
-            "reason": placement["reason"],
-            "pinned": placement["cpus"],
-            "ran_on": sorted({c for c in placement["ran_on"] if c >= 0}),
-            "isa": session.isa,
-            "compute": session.compute,
-            "kv": session.kv_type,
-            "kernels": kernels_of(session),
-        }
-    needed = loaded.weight_bytes_per_token + kv_bytes
-    decode_tps = 1 / statistics.median(times)
+        facts["speed"] = _speed(session, times, prompt / again_s, read, depth + prompt + (gen + 1) / 2)
+        facts["ran"] = _ran(session)
     facts["load"] = {
         "mapped": loaded.gguf.mapped,
         "resident_share": before,
@@ -110,27 +100,43 @@ def gather(
         "first_s": first_s,
         "again_s": again_s,
     }
-    facts["speed"] = {
-        "decode_tps": decode_tps,
-        "prefill_tps": prompt / again_s,
-        "token_times_s": times,
-        "weight_bytes_per_token": float(loaded.weight_bytes_per_token),
-        "kv_bytes_per_token": kv_bytes,
-        "bytes_per_token": needed,
-        "read_gbs": read,
-        "ceiling_tps": read * 1e9 / needed,
-        "share": decode_tps * needed / (read * 1e9),
-    }
-    facts["machine"] = {
-        "cpu": here.cpu, "classes": here.classes, "n_cpus": here.n_cpus, "allowed_cpus": here.allowed_cpus,
-        "quota": here.cgroup["quota"], "default_threads": here.default_threads,
-        "default_threads_reason": here.default_threads_reason, "default_cpus": here.default_cpus,
-        "memory_bytes": here.memory_bytes,
-    }  # fmt: skip
+    facts["machine"] = {"quota": here.cgroup["quota"], **{k: here[k] for k in OF_THE_MACHINE}}
     facts["frequency"] = frequencies(files, facts["ran"]["ran_on"] or here.allowed_cpus)
     facts["memory"] = swap_state(files)
     facts["tried"] = _trials(loaded, options, kv, ids[:prompt], say)
     return facts
+
+
+def _ran(session: Session) -> dict[str, Any]:
+    placement = session.placement
+    return {
+        "threads": session.n_threads,
+        "reason": placement["reason"],
+        "pinned": placement["cpus"],
+        "ran_on": sorted({c for c in placement["ran_on"] if c >= 0}),
+        "isa": session.isa,
+        "compute": session.compute,
+        "kv": session.kv_type,
+        "kernels": kernels_of(session),
+    }
+
+
+def _speed(session: Session, times: list[float], prefill_tps: float, read: float, attended: float) -> dict[str, Any]:
+    """Decode beside its ceiling: read GB/s over the bytes of a token that attends to so many positions."""
+    weights = float(session.model.weight_bytes_per_token)
+    kv_bytes = kv_bytes_per_token(session.model, session.kv_type, attended)
+    decode_tps, ceiling_tps = 1 / statistics.median(times), read * 1e9 / (weights + kv_bytes)
+    return {
+        "decode_tps": decode_tps,
+        "prefill_tps": prefill_tps,
+        "token_times_s": times,
+        "weight_bytes_per_token": weights,
+        "kv_bytes_per_token": kv_bytes,
+        "bytes_per_token": weights + kv_bytes,
+        "read_gbs": read,
+        "ceiling_tps": ceiling_tps,
+        "share": decode_tps / ceiling_tps,
+    }
 
 
 def _watched(sampler: Sampler) -> dict[str, Any]:

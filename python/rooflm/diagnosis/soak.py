@@ -18,7 +18,8 @@ from rooflm._output import html_table, show, table
 from rooflm.device.files import Files
 from rooflm.device.sensors import Sensors
 from rooflm.measuring.recording import RecordFile
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 from rooflm.stats import median_and_mad
 
 if TYPE_CHECKING:

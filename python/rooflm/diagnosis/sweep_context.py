@@ -12,7 +12,8 @@ import numpy as np
 from rooflm._keywords import at_least
 from rooflm.diagnosis.sweeps import as_list, shuffled_runs
 from rooflm.measuring.ceilings import kv_bytes_per_token, read_gbs
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 
 DEPTHS = (0, 4096, 16384, 32768)
 SHORT = 16  # tokens in use while the allocated context varies

@@ -17,7 +17,7 @@ import numpy as np
 
 from rooflm._costs import MATRICES
 from rooflm._rates import rows_in_cache
-from rooflm.model import Session
+from rooflm.session import Session
 
 # Parts of a token's time in words; see account().
 LABELS = {

@@ -19,7 +19,8 @@ import numpy as np
 from rooflm._keywords import at_least, checked_keywords
 from rooflm._optional import axes
 from rooflm._output import html_table, show, table
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

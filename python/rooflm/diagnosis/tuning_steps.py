@@ -11,7 +11,7 @@ from rooflm.device.machine import machine
 from rooflm.device.files import Files
 from rooflm.diagnosis.facts import kernels_of
 from rooflm.diagnosis.tuning import State, Step
-from rooflm.model import Session
+from rooflm.session import Session
 
 
 def default_steps(

@@ -12,7 +12,8 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from rooflm import _core
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 
 # Bytes of one value of the cache; q8_0 has a float32 scale for 32 values.
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 1.0 + 4.0 / 32.0}

@@ -18,7 +18,8 @@ from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, table
 from rooflm.device.files import Files
 from rooflm.measuring.sizes import ModelArg, kv_size, opened
-from rooflm.model import DEFAULT_N_CTX, Model
+from rooflm.model import Model
+from rooflm.session import DEFAULT_N_CTX
 
 # Measured on three vocabularies: tables of the tokenizer, per token and per merge.
 TOKENIZER_TOKEN_BYTES = 47

@@ -13,7 +13,8 @@ from rooflm import _core, _eviction
 from rooflm.device.sampler import Sampler
 from rooflm.measuring.ceilings import kv_bytes_per_token, needed_bytes, read_gbs, roof_name
 from rooflm.measuring.token_times import token_statistics
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 
 
 def warm_up(model: Model, s: dict[str, Any], *, seed: int) -> None:

@@ -23,7 +23,7 @@ from rooflm._output import html_table, megabytes, plain, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens
 from rooflm.compression import parse_rank
-from rooflm.model import Session
+from rooflm.session import Session
 from rooflm.quantization.compare import Contrast
 from rooflm.quantization.settings import DEFAULTS, ModelArg, Opener, Setting, Windows, stream, windows_of
 

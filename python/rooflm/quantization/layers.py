@@ -20,7 +20,8 @@ from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens, as_tokens
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 from rooflm.quantization.diff import split_name
 from rooflm.quantization.settings import DEFAULTS, Candidate, Opener, Setting, check_vocabulary
 

@@ -26,7 +26,8 @@ from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
 from rooflm._text import TextOrTokens
 from rooflm._whole_file import write_whole
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 from rooflm.quantization import earlier_swaps
 from rooflm.quantization.claims import type_bits
 from rooflm.quantization.compare import WARN_KL, positive_interval

@@ -12,7 +12,8 @@ import numpy as np
 from rooflm import _core
 from rooflm._keywords import at_least, unknown_keyword
 from rooflm._text import TextOrTokens, as_tokens
-from rooflm.model import Model, Session
+from rooflm.model import Model
+from rooflm.session import Session
 from rooflm.quality import MIN_CTX, cut_windows
 
 ModelArg = Union[Model, str, "os.PathLike[str]"]

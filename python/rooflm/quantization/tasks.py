@@ -23,7 +23,7 @@ from rooflm._keywords import at_least, checked_keywords
 from rooflm._optional import axes
 from rooflm._output import html_table, plain, table
 from rooflm._progress import Progress, ProgressArg
-from rooflm.model import Session, _common_length
+from rooflm.session import Session, _common_length
 from rooflm.quantization.settings import DEFAULTS, Candidate, Opener, Setting
 from rooflm.stats import wilson
 
