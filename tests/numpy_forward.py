@@ -161,3 +161,13 @@ class EvictingModel(NumpyModel):
             held = np.r_[0 : min(self.sinks, end), self.sinks + dropped : end] if end > self.sinks else np.r_[0:end]
             out[first:end] = super().heads(q[held], k[held], v[held], local)[first - end :]
         return out
+
+
+def logits_of(session, ids, n):
+    """What a session says of all positions when it gets n ids at a time."""
+    return np.concatenate([session.eval(ids[i : i + n], logits="all") for i in range(0, len(ids), n)])
+
+
+def worst_row(got, want):
+    """The largest |got - want| / |want| of a position."""
+    return float((np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)).max())

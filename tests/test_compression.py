@@ -12,7 +12,7 @@ from rooflm import _core
 
 pytest.importorskip("gguf")
 from maker import tiny_model
-from numpy_forward import NumpyModel
+from numpy_forward import NumpyModel, logits_of, worst_row
 
 N, OLD, RECENT = 420, 330, 100  # tokens of a text, evaluated before compressing, and kept whole then
 END = 192  # (OLD - RECENT) in whole pages
@@ -68,14 +68,6 @@ def session(path, **options):
     return rooflm.Model(path).session(**options)
 
 
-def run(s, ids, chunk):
-    return np.concatenate([s.eval(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)])
-
-
-def error(got, want):
-    return float((np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)).max())
-
-
 def old_pages(s):
     return [
         (layer.k()[64:END], layer.v()[64:END]) if whole else None for layer, whole in zip(s.kv, s._c._whole_layers)
@@ -96,8 +88,8 @@ def test_attention_is_that_of_numpy(llama, tokens, rank, kv, bound, layout):
         s.eval(tokens[:OLD], logits="none")
         record = s.compress(rank=rank, recent=RECENT)
         assert record["positions"] == [64, END] and record["k_error"] > 0.05
-        got = np.concatenate([run(s, tokens[OLD : OLD + 50], 50), run(s, tokens[OLD + 50 :], 1)])
-        assert error(got, right(llama, s, tokens)) < bound
+        got = np.concatenate([logits_of(s, tokens[OLD : OLD + 50], 50), logits_of(s, tokens[OLD + 50 :], 1)])
+        assert worst_row(got, right(llama, s, tokens)) < bound
 
 
 @pytest.mark.parametrize("layout", ["tile", "head"])
@@ -108,7 +100,7 @@ def test_ranks_and_rows_beyond_a_page(tmp_path, tokens, chunk, layout):
     with session(path, layout=layout) as s:
         s.eval(tokens[:OLD], logits="none")
         s.compress(rank="66/70", recent=RECENT)
-        assert error(run(s, tokens[OLD:], chunk), right(path, s, tokens)) < 2e-5
+        assert worst_row(logits_of(s, tokens[OLD:], chunk), right(path, s, tokens)) < 2e-5
 
 
 def test_windowed_layers_stay_whole(gemma, tokens):
@@ -120,8 +112,8 @@ def test_windowed_layers_stay_whole(gemma, tokens):
         assert whole.count(True) == 1
         for i, (a, b) in enumerate(zip(s.kv, plain.kv)):
             assert np.array_equal(a.k(), b.k()) != whole[i], i
-        got = run(s, tokens[OLD:], 30)
-        assert error(got, right(gemma, s, tokens)) < 5e-5
+        got = logits_of(s, tokens[OLD:], 30)
+        assert worst_row(got, right(gemma, s, tokens)) < 5e-5
 
 
 @pytest.mark.parametrize("kv, bound", [("f32", 1e-5), ("f16", 3e-3)])
@@ -131,7 +123,7 @@ def test_full_rank_loses_nothing(llama, tokens, kv, bound):
             one.eval(tokens[:OLD], logits="none")
         record = s.compress(rank=24, recent=RECENT)
         assert record["k_error"] < bound and record["v_error"] < bound
-        assert error(run(s, tokens[OLD:], 30), run(plain, tokens[OLD:], 30).astype(np.float64)) < bound
+        assert worst_row(logits_of(s, tokens[OLD:], 30), logits_of(plain, tokens[OLD:], 30).astype(np.float64)) < bound
 
 
 def test_the_basis_is_the_best_of_its_rank(llama, tokens):
@@ -152,7 +144,7 @@ def test_threads_give_the_same_bits(llama, tokens):
         with session(llama, kv="q8_0", n_threads=n) as s:
             s.eval(tokens[:OLD], logits="none")
             s.compress(rank=16, recent=RECENT)
-            got.append(np.concatenate([run(s, tokens[OLD:400], 70), run(s, tokens[400:], 1)]))
+            got.append(np.concatenate([logits_of(s, tokens[OLD:400], 70), logits_of(s, tokens[400:], 1)]))
     np.testing.assert_array_equal(got[0], got[1])
     np.testing.assert_array_equal(got[0], got[2])
 
@@ -201,7 +193,7 @@ def test_more_becomes_old(llama, tokens):
         s.eval(tokens[:OLD], logits="none")
         s.compress(rank=16, recent=RECENT)
         first = s.kv[0].k()[64:END]
-        run(s, tokens[OLD:], 30)
+        logits_of(s, tokens[OLD:], 30)
         record = s.compress(recent=RECENT)
         assert record["positions"] == [64, 320] and record["k_error"] is None
         np.testing.assert_array_equal(s.kv[0].k()[64:END], first)
@@ -221,11 +213,11 @@ def test_forks_rewinds_and_views(llama, tokens):
         s.compress(rank=16, recent=RECENT)
         want = right(llama, s, tokens)
         with s.fork() as twin:
-            run(twin, tokens[::-1][:90].copy(), 30)
+            logits_of(twin, tokens[::-1][:90].copy(), 30)
             assert twin.compressed == s.compressed
-        assert error(run(s, tokens[OLD:], 30), want) < 2e-5
+        assert worst_row(logits_of(s, tokens[OLD:], 30), want) < 2e-5
         s.rewind(OLD)
-        assert error(run(s, tokens[OLD:], 1), want) < 2e-5
+        assert worst_row(logits_of(s, tokens[OLD:], 1), want) < 2e-5
         with pytest.raises(ValueError, match="64 to 192 are compressed, so 192 is the least [(]or at most 64[)]"):
             s.rewind(191)
         s.rewind(192)
@@ -233,9 +225,10 @@ def test_forks_rewinds_and_views(llama, tokens):
         for n in (64, 0):
             s.rewind(n)
             assert s.compressed is None
-            run(s, tokens[n:OLD], 90)
+            logits_of(s, tokens[n:OLD], 90)
             with session(llama) as plain:
-                assert error(run(s, tokens[OLD:], 30), run(plain, tokens, N)[OLD:].astype(np.float64)) < 2e-5
+                whole = logits_of(plain, tokens, N)[OLD:].astype(np.float64)
+                assert worst_row(logits_of(s, tokens[OLD:], 30), whole) < 2e-5
         np.testing.assert_array_equal(view.k, seen)
 
 
@@ -247,7 +240,7 @@ def test_saved_states_go_on(llama, tokens, tmp_path, kv, layout):
         s.save(tmp_path / "s")
         t.load(tmp_path / "s")
         assert t.compressed == s.compressed and t.kv_nbytes == s.kv_nbytes
-        np.testing.assert_array_equal(run(s, tokens[OLD:], 30), run(t, tokens[OLD:], 30))
+        np.testing.assert_array_equal(logits_of(s, tokens[OLD:], 30), logits_of(t, tokens[OLD:], 30))
         s.compress(recent=64)
         t.compress(recent=64)
         np.testing.assert_array_equal(s.kv[1].k(), t.kv[1].k())
@@ -290,9 +283,9 @@ def test_a_batch_reads_compressed_pages(llama, tokens):
         for core in (a._core, s._c):
             core._compress(END, 16, 16, [(q, q.transpose(0, 2, 1))] * 2)
         got = batch.eval([a, b], [tokens[OLD : OLD + 20], tokens[:20]])
-        assert error(got[:1], right(llama, s, tokens)[19:20]) < 2e-5
+        assert worst_row(got[:1], right(llama, s, tokens)[19:20]) < 2e-5
         with session(llama) as plain:
-            assert error(got[1:], plain.eval(tokens[:20])[None].astype(np.float64)) < 2e-5
+            assert worst_row(got[1:], plain.eval(tokens[:20])[None].astype(np.float64)) < 2e-5
 
 
 # ---- what is refused ----

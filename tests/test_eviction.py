@@ -12,7 +12,7 @@ from rooflm import _core
 
 pytest.importorskip("gguf")
 from maker import tiny_model
-from numpy_forward import EvictingModel
+from numpy_forward import EvictingModel, logits_of, worst_row
 
 N = 600  # tokens of a talk
 EVICT = "64+128"  # 256 positions
@@ -57,21 +57,13 @@ def session(path, evict=EVICT, **options):
     return rooflm.Model(path).session(evict=evict, **options)
 
 
-def run(s, ids, chunk):
-    return np.concatenate([s.eval(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)])
-
-
-def error(got, want):
-    return float((np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)).max())
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 64, N])
 @pytest.mark.parametrize("sinks, recent", [(64, 128), (0, 64), (128, 192)])
 def test_logits_are_those_of_numpy(llama, tokens, right, sinks, recent, chunk):
     """Every position, so also the first and last before each eviction, under any cut of the text."""
     with session(llama, f"{sinks}+{recent}") as s:
-        got = run(s, tokens, chunk)
-    assert error(got, right(llama, sinks, recent)) < 2e-5
+        got = logits_of(s, tokens, chunk)
+    assert worst_row(got, right(llama, sinks, recent)) < 2e-5
 
 
 def test_eviction_changes_what_is_computed(llama, tokens, right):
@@ -85,7 +77,7 @@ def test_eviction_changes_what_is_computed(llama, tokens, right):
 @pytest.mark.parametrize("kv, bound", [("f32", 2e-5), ("f16", 3e-3), ("q8_0", 3e-2), ("q8_0/f16", 3e-2)])
 def test_types_and_layouts(llama, tokens, right, kv, bound, layout):
     with session(llama, kv=kv, layout=layout) as s:
-        assert error(run(s, tokens, 100), right(llama)) < bound
+        assert worst_row(logits_of(s, tokens, 100), right(llama)) < bound
 
 
 @pytest.mark.parametrize("chunk", [1, 50])
@@ -93,14 +85,14 @@ def test_types_and_layouts(llama, tokens, right, kv, bound, layout):
 def test_sliding_windows(gemma, tokens, right, recent, chunk):
     """Windowed layers beside full ones: the window within what stays, and nothing evicted at all."""
     with session(gemma, f"64+{recent}") as s:
-        assert error(run(s, tokens, chunk), right(gemma, 64, recent)) < 5e-5
+        assert worst_row(logits_of(s, tokens, chunk), right(gemma, 64, recent)) < 5e-5
 
 
 def test_a_window_longer_than_the_cache(tmp_path, tokens):
     path = tiny_model(tmp_path / "g.gguf", "gemma3", n_layer=6, n_kv=1, window=256, vocab="spm", n_ctx=4096, seed=4)
     m = EvictingModel(path, 64, 128)
     with session(path) as s:
-        assert error(run(s, tokens, 80), m.logits(m.layers(tokens)[-1])) < 5e-5
+        assert worst_row(logits_of(s, tokens, 80), m.logits(m.layers(tokens)[-1])) < 5e-5
 
 
 def test_a_long_talk_keeps_its_memory_and_its_keys(llama):
@@ -148,7 +140,7 @@ def test_sinks_that_are_looked_at_are_turned_elsewhere(llama, tokens):
 
 def test_short_talks_have_the_bits_of_a_session_that_never_evicts(llama, tokens):
     with session(llama) as s, rooflm.Model(llama).session(kv="f32", compute="f32", n_threads=1, n_ctx=256) as plain:
-        np.testing.assert_array_equal(run(s, tokens[:256], 100), run(plain, tokens[:256], 100))
+        np.testing.assert_array_equal(logits_of(s, tokens[:256], 100), logits_of(plain, tokens[:256], 100))
 
 
 def test_threads_give_the_same_bits(llama, gemma, tokens):
@@ -156,7 +148,7 @@ def test_threads_give_the_same_bits(llama, gemma, tokens):
         got = []
         for n in (1, 2, 4):
             with session(path, kv="q8_0", n_threads=n) as s:
-                got.append(run(s, tokens, 90))
+                got.append(logits_of(s, tokens, 90))
         np.testing.assert_array_equal(got[0], got[1])
         np.testing.assert_array_equal(got[0], got[2])
 
@@ -211,61 +203,61 @@ def test_a_view_of_a_page_that_goes_stays_as_it_was(llama, tokens):
 
 def test_forks_go_their_own_ways(llama, tokens, right):
     with session(llama) as s:
-        run(s, tokens[:400], 90)
+        logits_of(s, tokens[:400], 90)
         with s.fork() as twin:
             assert twin.evict == EVICT and twin.held == s.held
-            other = run(twin, tokens[::-1][:200].copy(), 30)
-            got = run(s, tokens[400:], 90)
-            assert error(got, right(llama)[400:]) < 2e-5
+            other = logits_of(twin, tokens[::-1][:200].copy(), 30)
+            got = logits_of(s, tokens[400:], 90)
+            assert worst_row(got, right(llama)[400:]) < 2e-5
         assert np.isfinite(other).all()
         with session(llama) as fresh:
             both = np.concatenate([tokens[:400], tokens[::-1][:200]])
-            assert error(other, run(fresh, both, N)[400:].astype(np.float64)) < 2e-5
+            assert worst_row(other, logits_of(fresh, both, N)[400:].astype(np.float64)) < 2e-5
 
 
 def test_rewind(llama, tokens, right):
     """To places behind the last eviction and to the sinks; anything between is an error that says what is possible."""
     with session(llama) as s:
-        run(s, tokens[:500], 90)  # evicted at 256, 320, 384 and 448: 256 tokens
+        logits_of(s, tokens[:500], 90)  # evicted at 256, 320, 384 and 448: 256 tokens
         assert s.held == [[0, 64], [320, 500]]
         s.rewind(448)
-        assert error(run(s, tokens[448:], 90), right(llama)[448:]) < 2e-5
+        assert worst_row(logits_of(s, tokens[448:], 90), right(llama)[448:]) < 2e-5
         with pytest.raises(ValueError, match="64 to 448 were evicted when there were 576"):
             s.rewind(575)
         assert s.n_past == N and s.held == [[0, 64], [448, N]]
         for n in (64, 40, 0):
             s.rewind(n)
             assert s.n_past == n and s.held == [[0, n]] and s.evicted == 0
-            assert error(run(s, tokens[n:], 90), right(llama)[n:]) < 2e-5
+            assert worst_row(logits_of(s, tokens[n:], 90), right(llama)[n:]) < 2e-5
 
 
 def test_rewind_of_windowed_layers(gemma, tokens, right):
     with session(gemma) as s:
-        run(s, tokens[:500], 50)
+        logits_of(s, tokens[:500], 50)
         s.rewind(450)
-        assert error(run(s, tokens[450:], 50), right(gemma)[450:]) < 5e-5
+        assert worst_row(logits_of(s, tokens[450:], 50), right(gemma)[450:]) < 5e-5
         s.rewind(0)
-        assert error(run(s, tokens, 50), right(gemma)) < 5e-5
+        assert worst_row(logits_of(s, tokens, 50), right(gemma)) < 5e-5
 
 
 @pytest.mark.parametrize("kv", ["f32", "q8_0"])
 def test_saved_states_go_on(llama, tokens, tmp_path, kv):
     """A loaded session computes what the saved one would have: the sinks' originals are part of the state."""
     with session(llama, kv=kv) as s, session(llama, kv=kv) as t:
-        run(s, tokens[:400], 90)
+        logits_of(s, tokens[:400], 90)
         s.save(tmp_path / "s")
         t.load(tmp_path / "s")
         assert t.held == s.held and t.n_past == 400
-        np.testing.assert_array_equal(run(s, tokens[400:], 90), run(t, tokens[400:], 90))
+        np.testing.assert_array_equal(logits_of(s, tokens[400:], 90), logits_of(t, tokens[400:], 90))
         t.rewind(64)
         assert t.held == [[0, 64]]
         s.rewind(64)
-        np.testing.assert_array_equal(run(s, tokens[64:200], 90), run(t, tokens[64:200], 90))
+        np.testing.assert_array_equal(logits_of(s, tokens[64:200], 90), logits_of(t, tokens[64:200], 90))
 
 
 def test_states_of_other_settings_are_refused(llama, tokens, tmp_path):
     with session(llama) as s:
-        run(s, tokens, 90)
+        logits_of(s, tokens, 90)
         s.save(tmp_path / "s")
     with session(llama, None, n_ctx=1024) as plain, session(llama, "64+192") as wider, session(llama, "0+192") as bare:
         for other in (plain, wider, bare):
@@ -278,7 +270,7 @@ def test_states_of_other_settings_are_refused(llama, tokens, tmp_path):
 def test_damaged_states_are_refused(llama, tokens, tmp_path, value):
     """The number of evicted tokens, and that of all tokens, as a file may have them."""
     with session(llama) as s:
-        run(s, tokens[:300], 90)
+        logits_of(s, tokens[:300], 90)
         s.save(tmp_path / "s")
     raw = bytearray((tmp_path / "s").read_bytes())
     header = 8 + 4 * 4 + 3 * 8
@@ -344,11 +336,11 @@ def test_a_batch_evicts_as_sessions_do(llama, tokens):
 def test_interrupted_evaluations_leave_what_there_was(llama, tokens, right):
     """A wrong id is found before anything is dropped."""
     with session(llama) as s:
-        run(s, tokens[:256], 90)
+        logits_of(s, tokens[:256], 90)
         with pytest.raises(ValueError):
             s.eval(np.array([1, 2, 10**6], np.int32))
         assert s.held == [[0, 256]]
-        assert error(run(s, tokens[256:], 90), right(llama)[256:]) < 2e-5
+        assert worst_row(logits_of(s, tokens[256:], 90), right(llama)[256:]) < 2e-5
 
 
 def test_compare_measures_the_loss(llama, tokens):

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    Self = TypeVar("Self", bound="Closing")
+Self = TypeVar("Self", bound="Closing")
 
 
 class Closing:
@@ -20,10 +17,5 @@ class Closing:
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

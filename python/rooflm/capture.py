@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from rooflm._keywords import unknown_key
 from rooflm._output import html_table, table
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rooflm.session import Session
 
 
@@ -33,12 +31,7 @@ class Capture(Mapping[str, np.ndarray]):
         self._session._capture = self
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._end()
 
     def _end(self) -> None:

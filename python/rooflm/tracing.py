@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, NamedTuple, Optional, Union
 
 from rooflm import _core
@@ -111,12 +110,7 @@ class Trace:
         self._session._tracer = self
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._end()
 
     def _end(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from rooflm import _core
@@ -111,12 +110,7 @@ class Counters:
                 _core._counter_run(fd, True)
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.elapsed_s = time.monotonic() - self._start
         for fds in self._fds.values():
             for fd in fds:

@@ -8,7 +8,6 @@ import statistics
 import threading
 import time
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Union
 
 from rooflm import _core
@@ -114,12 +113,7 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     def _run(self) -> None:

@@ -14,10 +14,10 @@ import os
 import stat
 import warnings
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Mapping, Union
 
 from rooflm import _core
+from rooflm._closing import Closing
 from rooflm._output import plain
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -53,7 +53,7 @@ def read_records(path: PathLike) -> list[dict[str, Any]]:
     return records
 
 
-class RecordFile:
+class RecordFile(Closing):
     """Appends records to a file, one line each, written and synced before append() returns. A context manager.
 
     resume=False refuses a file that exists already; resume=True goes on behind its last whole line, and `records` has
@@ -127,11 +127,3 @@ class RecordFile:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-    def __enter__(self) -> RecordFile:
-        return self
-
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        self.close()
