@@ -147,6 +147,8 @@ def test_ladders_and_their_pictures(monkeypatch):
     assert ("random", "small") in lines and ("sequential", "small") in lines
     small = [r["size_bytes"] for r in ladder.records if r["pages"] == "small" and r["order"] == "random"]
     assert small == [4096 << i for i in range(11)]
+    shown = [parse_size(line.split("  ")[0]) for line in repr(ladder).splitlines()[2:]]
+    assert shown == sorted(shown) and shown[0] == 4096 and shown[-1] == 4 << 20
     ax = ladder.plot()
     assert ax.get_ylabel() == "ns per access" and ax.get_xlabel() == "working set (bytes)"
     assert "n = 5 stretches" in ax.get_title() and "stride 64 bytes" in ax.get_title()

@@ -23,6 +23,7 @@ _LAZY = {
     "Tensor": "rooflm._core",
     "Tokenizer": "rooflm._core",
     "attention": "rooflm._core",
+    "quantize_rows": "rooflm._core",
     "formats": "rooflm.quantization.formats",
     "mix": "rooflm.quantization.mixing",
     "IMatrix": "rooflm.quantization.imatrix",
@@ -93,6 +94,7 @@ if _TYPE_CHECKING:
         Tensor,
         Tokenizer,
         attention,
+        quantize_rows,
     )
     from rooflm.quantization.tasks import Evaluation, evaluate
     from rooflm.quantization.layers import compare_layers
@@ -192,6 +194,7 @@ __all__ = [
     "mix",
     "perplexity",
     "quantize",
+    "quantize_rows",
     "random_latency",
     "roofline",
     "sensitivity",

@@ -85,7 +85,7 @@ class Ladder:
         for r in self.records:
             row = rows.setdefault(r[self.by], {self.by.partition("_")[0]: size_text(r[self.by])})
             row[f"{_line_of(r)} ns"] = r["ns"]
-        return list(rows.values()), (self.by.partition("_")[0], *(f"{c} ns" for c in columns))
+        return [rows[k] for k in sorted(rows)], (self.by.partition("_")[0], *(f"{c} ns" for c in columns))
 
     def __repr__(self) -> str:
         return table(*self._table()) + (f"\n{self.capped}" if self.capped else "")

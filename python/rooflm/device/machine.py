@@ -20,6 +20,7 @@ from rooflm.device.files import Files
 from rooflm.device.kept import keep, kept
 from rooflm.device.latency import Ladder
 from rooflm.device.sensors import Sensors
+from rooflm._output import megabytes
 from rooflm.device.sizes import size_text
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
     if len(m["classes"]) > 1:
         cores += ": " + ", ".join(_class_text(c) for c in m["classes"])
     limits = [f"{m['cgroup']['quota']:g} CPUs"] if m["cgroup"]["quota"] else []
-    limits += [size_text(m["cgroup"]["memory_limit_bytes"])] if m["cgroup"]["memory_limit_bytes"] else []
+    limits += [megabytes(m["cgroup"]["memory_limit_bytes"])] if m["cgroup"]["memory_limit_bytes"] else []
+    memory, available = (megabytes(n) if n else "unknown" for n in (m["memory_bytes"], m["memory_available_bytes"]))
     caches = [
         f"L{c['level']}{'' if c['type'] == 'Unified' else c['type'][0].lower()} {size_text(c['size_bytes'])}"
         + (f" x {c['count']}" if c["count"] > 1 else "")
@@ -123,7 +125,7 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         ("cpus", cores),
         ("threads", f"{m['default_threads']} by default ({m['default_threads_reason']})"),
         ("caches", ", ".join(caches)),
-        ("memory", f"{size_text(m['memory_bytes'])}, {size_text(m['memory_available_bytes'])} available"),
+        ("memory", f"{memory}, {available} available"),  # as forecast() counts it: 1e9 bytes are a GB
         (
             "pages",
             f"{size_text(m['page_bytes'])}, huge {size_text(huge['size_bytes'])} ({huge['transparent'] or 'none'})",
