@@ -342,6 +342,10 @@ def test_command(tmp_path, source, capsys):
     assert main(["quantize", str(source), dst, "--recipe", "Q4_K_M", "--json"]) == 0
     d = json.loads(capsys.readouterr().out)
     assert d["types"]["Q6_K"] >= 1 and d["path"] == dst
+    assert main(["quantize", str(source), dst, "Q8_0", "--json"]) == 0
+    assert "Q6_K" not in json.loads(capsys.readouterr().out)["types"]
+    assert main(["quantize", str(source), dst, "Q8_0", "--recipe", "Q4_0"]) == 2
+    assert main(["quantize", str(source), dst, "Q8_0", "--bits", "5"]) == 2
     patterns = ["--tensor", "*.attn_v.weight=Q8_0", "--tensors"]
     assert main(["quantize", str(source), dst, "--recipe", "Q4_0", *patterns]) == 0
     out = capsys.readouterr().out

@@ -60,6 +60,9 @@ def quantize(args: argparse.Namespace) -> int:
     src = resolve_model(args.src)
     if args.dst == args.src:  # a fetched name as well, which would from then on mean the new file
         raise UsageError(f"{args.dst} is the source itself: give the file to write another name")
+    if args.type is not None and args.recipe is not None:
+        raise UsageError(f"one recipe is enough: {args.type}, or --recipe {args.recipe}")
+    args.recipe = args.recipe or args.type
     mixed = None
     if any(target is not None for target in (args.size, args.bits, args.speed)):
         mixed = _mix(args, src)
