@@ -26,12 +26,16 @@ int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names)
     return 0;
 }
 
+int rl_py_check_whole(const char *name, PyObject *value) {
+    if (PyIndex_Check(value) && !PyBool_Check(value)) return 0;
+    PyErr_Format(PyExc_TypeError, "%s=%R: must be a whole number", name, value);
+    return -1;
+}
+
 int rl_py_check_counts(PyObject *kw, const char *const *counts) {
     for (; kw && *counts; counts++) {
         PyObject *value = PyDict_GetItemString(kw, *counts);
-        if (!value || value == Py_None || (PyIndex_Check(value) && !PyBool_Check(value))) continue;
-        PyErr_Format(PyExc_TypeError, "%s=%R: must be a whole number", *counts, value);
-        return -1;
+        if (value && value != Py_None && rl_py_check_whole(*counts, value) < 0) return -1;
     }
     return 0;
 }

@@ -94,14 +94,9 @@ static int parse_windows(PyObject *window, rl_kv_layer_config *layers, Py_ssize_
     for (Py_ssize_t i = 0; i < n_layer; i++) {
         PyObject *w = seq ? PySequence_Fast_GET_ITEM(seq, i) : window;
         if (w == Py_None) continue;
-        int whole = PyIndex_Check(w) && !PyBool_Check(w);
-        Py_ssize_t n = whole ? PyNumber_AsSsize_t(w, PyExc_OverflowError) : -1;
+        Py_ssize_t n = rl_py_check_whole("window", w) < 0 ? -1 : PyNumber_AsSsize_t(w, PyExc_OverflowError);
         if (n < 0) {
-            if (!whole)
-                PyErr_Format(PyExc_TypeError, "window=%R: must be a whole number or None, or one of these per layer",
-                             w);
-            else if (!PyErr_Occurred())
-                PyErr_Format(PyExc_ValueError, "window is %zd, it must not be negative", n);
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "window is %zd, it must not be negative", n);
             Py_XDECREF(seq);
             return -1;
         }

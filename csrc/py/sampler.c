@@ -81,17 +81,10 @@ static int draw_seed(uint64_t *seed) {
     return 0;
 }
 
-// The argument as int, or NULL with a TypeError that names it.
-static PyObject *whole(PyObject *o, const char *name) {
-    if (PyIndex_Check(o) && !PyBool_Check(o)) return PyNumber_Index(o);
-    PyErr_Format(PyExc_TypeError, "%s=%R: must be a whole number", name, o);
-    return NULL;
-}
-
 // An integer argument within [lo, hi], or a ValueError that names it.
 static int get_integer(PyObject *o, const char *name, long long lo, long long hi, long long *out) {
     if (!o) return 0;
-    PyObject *index = whole(o, name);
+    PyObject *index = rl_py_check_whole(name, o) < 0 ? NULL : PyNumber_Index(o);
     if (!index) return -1;
     int overflow;
     long long v = PyLong_AsLongLongAndOverflow(index, &overflow);
@@ -106,7 +99,7 @@ static int get_integer(PyObject *o, const char *name, long long lo, long long hi
 
 static int get_seed(PyObject *o, uint64_t *seed) {
     if (!o || o == Py_None) return draw_seed(seed);
-    PyObject *index = whole(o, "seed");
+    PyObject *index = rl_py_check_whole("seed", o) < 0 ? NULL : PyNumber_Index(o);
     if (!index) return -1;
     *seed = PyLong_AsUnsignedLongLong(index);
     Py_DECREF(index);

@@ -66,8 +66,9 @@ PyObject *rl_raise(rl_state *st, const rl_err *err);
 void rl_py_name_file(rl_err *err, const char *path);
 /// A TypeError that suggests the right keyword when kw has one that is not in names (NULL-terminated); -1 then.
 int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names);
-/// A TypeError that names the first keyword among counts (NULL-terminated) whose value is no whole number, as
-/// rooflm._keywords.whole() says it; -1 then. None is for the caller to judge.
+/// A TypeError for an argument that is no whole number, as rooflm._keywords.whole() says it; -1 then.
+int rl_py_check_whole(const char *name, PyObject *value);
+/// The same for all keywords among counts (NULL-terminated). None is for the caller to judge.
 int rl_py_check_counts(PyObject *kw, const char *const *counts);
 /// One FallbackWarning; -1 with an exception set when warnings are errors.
 int rl_warn_fallback(rl_state *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -54,12 +54,9 @@ def run_once(model: Model, s: dict[str, Any], *, seed: int, caches: list[dict[st
         placement = session.placement
         reads.append(read_gbs(session, s["cpus"]))
         # Generated token i attends to everything before it that is kept and to itself; the first came with the prompt.
+        kept = None if s["evict"] is None else _eviction.parse(s["evict"])
         first = s["depth"] + s["prompt"] + 1
-        lengths = range(first, first + s["gen"])
-        if s["evict"] is not None:
-            attended = statistics.fmean(_eviction.parse(s["evict"]).held(n) for n in lengths)
-        else:
-            attended = statistics.fmean(lengths)
+        attended = statistics.fmean(kept.held(n) if kept else n for n in range(first, first + s["gen"]))
         needed = needed_bytes(model, kv=session.kv_type, n_attended=attended)
         read = max(reads)
         decode = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None

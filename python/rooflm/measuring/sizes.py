@@ -138,20 +138,28 @@ class KVSize:
         self.bytes_per_position = sum(n * value for n in shape["n_head_kv"])
         self.gqa_saves_bytes = full_heads - self.read_bytes
         self.windows_save_bytes = no_windows - self.read_bytes
-        most = n_ctx if kept is None else min(n_ctx, kept.n_ctx)
+
+        def pages(kv_heads: int, positions: int, window: int) -> int:
+            if not positions:
+                return 0
+            return _core.KVCache(
+                n_head_kv=kv_heads,
+                dim_k=shape["head_dim_k"],
+                dim_v=shape["head_dim_v"],
+                n_ctx=positions,
+                kv=kv,
+                window=window or None,
+                window_slack=max(n_batch, 64),
+            ).nbytes_reserved
+
+        most, twice = n_ctx, 0  # positions held, and those of them in two copies: turned, and as they were
+        if kept is not None and n_ctx > kept.n_ctx:
+            most, twice = kept.n_ctx, kept.sinks
         self.held_bytes = 0
         for kv_heads, window in zip(shape["n_head_kv"], shape["windows"]):
-            for positions in (most, kept.sinks if kept and n_ctx > kept.n_ctx and not 0 < window < kept.n_ctx else 0):
-                if positions:
-                    self.held_bytes += _core.KVCache(
-                        n_head_kv=kv_heads,
-                        dim_k=shape["head_dim_k"],
-                        dim_v=shape["head_dim_v"],
-                        n_ctx=positions,
-                        kv=kv,
-                        window=window or None,
-                        window_slack=max(n_batch, 64),
-                    ).nbytes_reserved
+            self.held_bytes += pages(kv_heads, most, window)
+            if not 0 < window < most:  # other layers never look at the sinks again
+                self.held_bytes += pages(kv_heads, twice, window)
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, **self.__dict__}
