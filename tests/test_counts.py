@@ -11,6 +11,7 @@ from typing import Union
 import numpy as np
 import pytest
 from golden_files import golden
+from maker import tiny_model
 
 import rooflm
 from rooflm._keywords import COUNTS, at_least, checked_keywords, whole
@@ -158,7 +159,16 @@ def test_too_few_is_said_with_the_least(here, call, least):
     assert not here.file.exists()
 
 
-@pytest.mark.parametrize("stop", [[None], None, 3, [b"x"], "", ["a", ""], {"a": 1}])
+@pytest.mark.parametrize("stop", ["", ["a", ""]])
+def test_an_empty_text_ends_nothing(here, command, stop):
+    with here.model.session(n_ctx=64, n_threads=1) as s, pytest.raises(ValueError, match="an empty text would end"):
+        s.generate([1], stop=stop)
+    code, _, err = command("run", tiny_model(here.file), "-p", "a", "--stop", "")
+    here.file.unlink()
+    assert code == 1 and err.startswith("rooflm: stop=['']: an empty text")
+
+
+@pytest.mark.parametrize("stop", [[None], None, 3, [b"x"], {"a": 1}])
 def test_what_ends_an_answer_is_text(here, stop):
     with here.model.session(n_ctx=64, n_threads=1) as s:
         with pytest.raises(TypeError, match=re.escape(f"stop={stop!r}: must be a text")):

@@ -413,8 +413,10 @@ class Session(Closing):
     ) -> Generation:
         at_least(0, max_tokens=max_tokens, n_draft=n_draft)
         stops = (stop,) if isinstance(stop, str) else stop
-        if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops):
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) for s in stops):
             raise TypeError(f"stop={stop!r}: must be a text that ends the answer, or a list of such texts; () for none")
+        if "" in stops:
+            raise ValueError(f"stop={stop!r}: an empty text would end every answer before it begins; () for none")
         if sampler is not None and not hasattr(sampler, "sample"):
             raise TypeError(f"sampler must be a rooflm.Sampler or have its sample(), not {type(sampler).__name__}")
         if draft is not None and not hasattr(draft, "propose"):
