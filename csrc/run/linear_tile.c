@@ -241,16 +241,24 @@ static void add_products(const tile_rows *rows, const cut *u, const tile_rows *f
         int_tiles(rows, u, follows, s, sums);
 }
 
+// Nearly always whole tiles: of a size that is no constant gcc makes an instruction (rep movs) that takes longer to
+// start than these 128 bytes.
+static void copy_sums(float *to, const float *from, size_t n_rows) {
+    if (n_rows == RL_TILE_ROWS)
+        memcpy(to, from, RL_TILE_ROWS * sizeof *to);
+    else
+        memcpy(to, from, n_rows * sizeof *to);
+}
+
 static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, scratch_area *s) {
     tile_rows rows = rows_of_tile(c, tile), below = rows_of_tile(c, tile + 1);
     float *out = c->out + u->t0 * c->ld_out + rows.r0;
-    size_t bytes = rows.n_rows * sizeof(float);
     if (u->b0 == 0)
         memset(s->sums, 0, u->n_tok * sizeof s->sums[0]);
     else
-        for (size_t t = 0; t < u->n_tok; t++) memcpy(s->sums[t], out + t * c->ld_out, bytes);
+        for (size_t t = 0; t < u->n_tok; t++) copy_sums(s->sums[t], out + t * c->ld_out, rows.n_rows);
     add_products(&rows, u, &below, s, s->sums);
-    for (size_t t = 0; t < u->n_tok; t++) memcpy(out + t * c->ld_out, s->sums[t], bytes);
+    for (size_t t = 0; t < u->n_tok; t++) copy_sums(out + t * c->ld_out, s->sums[t], rows.n_rows);
 }
 
 // Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
