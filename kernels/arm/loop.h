@@ -7,18 +7,12 @@
 #ifndef RL_KERNELS_ARM_LOOP_H
 #define RL_KERNELS_ARM_LOOP_H
 
+#include "kernels/unroll.h"
+
 #ifdef RL_MARK_LOOPS
 #define RL_LOOP(tokens, bytes) __asm__ volatile("// rl-loop %c0 %c1" : : "i"(tokens), "i"(bytes))
 #else
 #define RL_LOOP(tokens, bytes) ((void)0)
-#endif
-
-// Before a short loop over what should lie in registers. clang takes a count as a wish for later, when arrays can no
-// longer become registers.
-#ifdef __clang__
-#define RL_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define RL_UNROLL _Pragma("GCC unroll 8")
 #endif
 
 #endif

@@ -5,6 +5,9 @@
 #endif
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "kernels/unroll.h"
 
 #define LANES 16
 #define NR 2
@@ -22,8 +25,6 @@
 #define sum8 vnni_sum8
 #define sum16 vnni_sum16
 
-#include <string.h>
-
 static inline __attribute__((always_inline)) int32_t load32(const void *p) {
     int32_t v;
     memcpy(&v, p, 4);
@@ -35,10 +36,11 @@ static inline __attribute__((always_inline)) int32_t load32(const void *p) {
 static inline __attribute__((always_inline)) void vnni_sum8(__m512i acc[][NR], const uint8_t *w, const int8_t *x,
                                                             int steps, int nt, int bits) {
     (void)bits;
-#pragma GCC unroll 8
+    RL_UNROLL
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
         __m512i w0 = _mm512_load_si512(w), w1 = _mm512_load_si512(w + 64);
-#pragma GCC unroll 6
+        __asm__("" : "+v"(w0), "+v"(w1)); // or else gcc may load them again for each token, 7 % slower
+        RL_UNROLL
         for (int t = 0; t < nt; t++) {
             __m512i v = _mm512_set1_epi32(load32(x + 4 * t));
             acc[t][0] = _mm512_dpbusd_epi32(acc[t][0], w0, v);
@@ -53,12 +55,12 @@ static inline __attribute__((always_inline)) void vnni_sum16(__m512i acc[][NR], 
                                                              int steps, int nt, int bits) {
     (void)bits;
     const __m512i low = _mm512_set1_epi16(0xFF);
-#pragma GCC unroll 8
+    RL_UNROLL
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
         __m512i w0 = _mm512_load_si512(w), w1 = _mm512_load_si512(w + 64);
         __m512i e0 = _mm512_and_si512(w0, low), e1 = _mm512_and_si512(w1, low);
         __m512i o0 = _mm512_srli_epi16(w0, 8), o1 = _mm512_srli_epi16(w1, 8);
-#pragma GCC unroll 6
+        RL_UNROLL
         for (int t = 0; t < nt; t++) {
             __m512i v = _mm512_set1_epi32(load32(x + 4 * t));
             acc[t][0] = _mm512_dpwssd_epi32(acc[t][0], e0, v);
@@ -87,16 +89,19 @@ void rl_tile_mul_f32_avx512(const void *tile, const void *panels, size_t n_tok, 
     for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = _mm512_setzero_ps();                                           \
     for (size_t k = 0; k < klen; k++) {                                                                                \
         __m512 w0 = _mm512_load_ps(w->w[k]), w1 = _mm512_load_ps(w->w[k] + 16);                                        \
-        _Pragma("GCC unroll 6") for (int t = 0; t < N; t++) {                                                          \
+        RL_UNROLL                                                                                                      \
+        for (int t = 0; t < N; t++) {                                                                                  \
             __m512 x = _mm512_set1_ps(p->x[k][t]);                                                                     \
             acc[t][0] = _mm512_fmadd_ps(w0, x, acc[t][0]);                                                             \
             acc[t][1] = _mm512_fmadd_ps(w1, x, acc[t][1]);                                                             \
         }                                                                                                              \
     }                                                                                                                  \
-    _Pragma("GCC unroll 6") for (int t = 0; t < N; t++) for (int r = 0; r < 2; r++) {                                  \
-        float *o = out + t * RL_TILE_ROWS + 16 * r;                                                                    \
-        _mm512_store_ps(o, _mm512_add_ps(_mm512_load_ps(o), acc[t][r]));                                               \
-    }                                                                                                                  \
+    RL_UNROLL                                                                                                          \
+    for (int t = 0; t < N; t++)                                                                                        \
+        for (int r = 0; r < 2; r++) {                                                                                  \
+            float *o = out + t * RL_TILE_ROWS + 16 * r;                                                                \
+            _mm512_store_ps(o, _mm512_add_ps(_mm512_load_ps(o), acc[t][r]));                                           \
+        }                                                                                                              \
     break
         switch (left < RL_PANEL ? left : RL_PANEL) {
         case 1:

@@ -5,6 +5,7 @@
 #if !defined(__AVXVNNI__)
 #error "compile this file with the flags of its tier"
 #endif
+#include "kernels/unroll.h"
 #include "kernels/x86/tile_256.h"
 
 #define NR 2
@@ -16,10 +17,10 @@
 static inline __attribute__((always_inline)) void avxvnni_sum8(__m256i acc[][NR], const uint8_t *w, const int8_t *x,
                                                                int steps, int nt, int bits) {
     (void)bits;
-#pragma GCC unroll 8
+    RL_UNROLL
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
         __m256i w0 = load_w(w), w1 = load_w(w + 32);
-#pragma GCC unroll 3
+        RL_UNROLL
         for (int t = 0; t < nt; t++) {
             __m256i v = spread_x(x + 4 * t);
             acc[t][0] = _mm256_dpbusd_avx_epi32(acc[t][0], w0, v);
@@ -32,12 +33,12 @@ static inline __attribute__((always_inline)) void avxvnni_sum16(__m256i acc[][NR
                                                                 int steps, int nt, int bits) {
     (void)bits;
     const __m256i low = _mm256_set1_epi16(0xFF);
-#pragma GCC unroll 8
+    RL_UNROLL
     for (int i = 0; i < steps; i++, w += 128, x += 24) {
         __m256i w0 = load_w(w), w1 = load_w(w + 32);
         __m256i e0 = _mm256_and_si256(w0, low), e1 = _mm256_and_si256(w1, low);
         __m256i o0 = _mm256_srli_epi16(w0, 8), o1 = _mm256_srli_epi16(w1, 8);
-#pragma GCC unroll 3
+        RL_UNROLL
         for (int t = 0; t < nt; t++) {
             __m256i v = spread_x(x + 4 * t), u = spread_x(x + 4 * t + 2);
             acc[t][0] = _mm256_dpwssd_avx_epi32(acc[t][0], e0, v);
