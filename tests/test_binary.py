@@ -18,7 +18,7 @@ from elf import Function, arch, functions, instructions, read, refused_by_baseli
 BIONIC = set("""
 access bsearch calloc clock_getres clock_gettime clock_nanosleep close closedir dlclose dlerror dlopen dlsym eventfd
 exit fclose fcntl fdatasync fdopen feof ferror fflush fgets fileno fnmatch fopen fopen64 fputs fread free fseek fseeko
-fstat fstat64 fstatfs fstatvfs fsync ftell ftello ftruncate fwrite getauxval getenv getpagesize getpid getrlimit
+fstat fstat64 fstatfs fstatvfs fsync ftell ftello ftruncate fwrite getauxval getenv geteuid getpagesize getpid getrlimit
 getrusage gettid gettimeofday ioctl isatty isspace lseek lseek64 lstat madvise malloc memchr memcmp memcpy memmem
 memmove memset mincore mkdir mlock mmap mmap64 mprotect mremap msync munlock munmap nanosleep open open64 openat opendir
 posix_fadvise posix_memalign prctl pread pread64 pwrite pwrite64 qsort read readdir readlink realloc realpath rename
