@@ -3,6 +3,10 @@
 // hardware prefetchers stop at the end of a 4 KB page; and one line of each page is asked for much earlier, which
 // begins the walk of the page table: under virtualization a walk takes longer than reading the page. One line only:
 // more of them, so far from what is being read, break the order in which memory is fast.
+//
+// Kernels whose arithmetic takes about as long as the memory (rows512_q4_1.h) ask farther ahead and into the
+// second-level cache: 1.05 to 1.1 times as fast, where those with less to do lose as much. There no line may be left
+// out: with one of ten missing, rows come at half the speed.
 #ifndef RL_KERNELS_X86_PREFETCH_H
 #define RL_KERNELS_X86_PREFETCH_H
 
@@ -11,12 +15,18 @@
 #include <stdint.h>
 
 #define RL_PREFETCH_AHEAD 3072
+#define RL_PREFETCH_FAR (8 << 10)
 #define RL_TOUCH_AHEAD (48 << 10)
 #define RL_TOUCH_PAGE 4096
 
 // The lines of `bytes` bytes, RL_PREFETCH_AHEAD on from w.
 static inline __attribute__((always_inline)) void prefetch(const uint8_t *w, size_t bytes) {
     for (size_t o = 0; o < bytes; o += 64) _mm_prefetch((const char *)w + RL_PREFETCH_AHEAD + o, _MM_HINT_T0);
+}
+
+// The same RL_PREFETCH_FAR on from w, into the second-level cache.
+static inline __attribute__((always_inline)) void prefetch_far(const uint8_t *w, size_t bytes) {
+    for (size_t o = 0; o < bytes; o += 64) _mm_prefetch((const char *)w + RL_PREFETCH_FAR + o, _MM_HINT_T1);
 }
 
 // The first lines of the pages that begin RL_TOUCH_AHEAD on from this row. Called once per row, so that walks are

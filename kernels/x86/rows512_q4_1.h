@@ -157,14 +157,14 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
         for (int t = 0; t < nt; t++) s[t].acc[0] = s[t].acc[1] = s[t].min = _mm512_setzero_ps();
         size_t g = 0;
         for (; g + 16 <= n; g += 16, w += 16 * bytes) {
-            prefetch(w, 16 * bytes);
+            prefetch_far(w, 16 * bytes);
             sixteen(w, x, g, s, nt);
         }
         for (; g < alone; g += 4, w += 4 * bytes) {
-            prefetch(w, 64);
+            prefetch_far(w, 64);
             up_to_four(w, n - g < 4 ? n - g : 4, x, g, s, nt);
         }
-        if (g < n) prefetch(w, 64);
+        if (g < n) prefetch_far(w, 64);
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
             keep_row(&folded[t], r, add_halves(v));
