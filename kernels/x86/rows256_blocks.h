@@ -6,25 +6,32 @@
 
 #include "kernels/x86/rows256.h"
 
-// Written out with inserts: left to itself, gcc builds such vectors in memory.
-RL_INLINE __m128i gather_dwords(const uint8_t *w, const size_t bytes) {
-    __m128i v = _mm_cvtsi32_si128((int)load32(w));
-    v = _mm_insert_epi32(v, (int)load32(w + bytes), 1);
+// Dwords at the beginning of 2 or 4 blocks. Here and below written out with inserts: left to itself, gcc builds such
+// vectors in memory.
+RL_INLINE __m128i gather_dwords(const uint8_t *w, const size_t bytes, const size_t n) {
+    __m128i v = _mm_insert_epi32(_mm_cvtsi32_si128((int)load32(w)), (int)load32(w + bytes), 1);
+    if (n == 2) return v;
     v = _mm_insert_epi32(v, (int)load32(w + 2 * bytes), 2);
     return _mm_insert_epi32(v, (int)load32(w + 3 * bytes), 3);
 }
 
-// Halves at the beginning of n <= 8 blocks, as float; the rest zero.
+// Halves at the beginning of n <= 8 blocks, as float; the rest zero. An even n is a constant.
 RL_INLINE __m256 gather_d(const uint8_t *w, const size_t bytes, size_t n) {
-    if (n == 8) {
-        __m128i v = _mm_cvtsi32_si128(load16(w));
-        v = _mm_insert_epi16(v, load16(w + bytes), 1);
-        v = _mm_insert_epi16(v, load16(w + 2 * bytes), 2);
-        v = _mm_insert_epi16(v, load16(w + 3 * bytes), 3);
-        v = _mm_insert_epi16(v, load16(w + 4 * bytes), 4);
-        v = _mm_insert_epi16(v, load16(w + 5 * bytes), 5);
-        v = _mm_insert_epi16(v, load16(w + 6 * bytes), 6);
-        return _mm256_cvtph_ps(_mm_insert_epi16(v, load16(w + 7 * bytes), 7));
+    if (n % 2 == 0) {
+        __m128i v = _mm_insert_epi16(_mm_cvtsi32_si128(load16(w)), load16(w + bytes), 1);
+        if (n > 2) {
+            v = _mm_insert_epi16(v, load16(w + 2 * bytes), 2);
+            v = _mm_insert_epi16(v, load16(w + 3 * bytes), 3);
+        }
+        if (n > 4) {
+            v = _mm_insert_epi16(v, load16(w + 4 * bytes), 4);
+            v = _mm_insert_epi16(v, load16(w + 5 * bytes), 5);
+        }
+        if (n > 6) {
+            v = _mm_insert_epi16(v, load16(w + 6 * bytes), 6);
+            v = _mm_insert_epi16(v, load16(w + 7 * bytes), 7);
+        }
+        return _mm256_cvtph_ps(v);
     }
     uint16_t h[8] = {0};
     for (size_t i = 0; i < n; i++) h[i] = load16(w + i * bytes);
@@ -34,9 +41,9 @@ RL_INLINE __m256 gather_d(const uint8_t *w, const size_t bytes, size_t n) {
 // Two halves at the beginning of each block: scale and minimum.
 RL_INLINE void gather_dm(const uint8_t *w, const size_t bytes, size_t n, __m256 *d, __m256 *m) {
     __m256i v;
-    if (n == 8) {
-        v = _mm256_inserti128_si256(_mm256_castsi128_si256(gather_dwords(w, bytes)),
-                                    gather_dwords(w + 4 * bytes, bytes), 1);
+    if (n % 2 == 0) {
+        v = _mm256_zextsi128_si256(gather_dwords(w, bytes, n > 2 ? 4 : 2));
+        if (n > 4) v = _mm256_inserti128_si256(v, gather_dwords(w + 4 * bytes, bytes, n > 6 ? 4 : 2), 1);
     } else {
         uint32_t h[8] = {0};
         for (size_t i = 0; i < n; i++) h[i] = load32(w + i * bytes);
@@ -94,38 +101,7 @@ RL_INLINE void nibble_step(const uint8_t *w, const size_t bytes, pair_fn pair, c
     }
 }
 
-// All lanes from 8 - n on.
-RL_INLINE __m256 last_lanes(size_t n) {
-    static const int32_t lanes[16] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1};
-    return _mm256_castsi256_ps(load256(lanes + n));
-}
-
-// The last n blocks (2, 4 or 6) of a row of at least 8: the headers of its last 8 are gathered as ever, and those
-// that have had their turn are cleared.
-RL_INLINE void nibble_tail(const uint8_t *row, const size_t bytes, head_fn head, pair_fn pair, const int sign,
-                           size_t blocks, size_t n, const act_ptr *x, __m256 *acc, __m256 *min, const int nt) {
-    const size_t g = blocks - 8;
-    const uint8_t *w = row + g * bytes;
-    const __m256 keep = last_lanes(n);
-    __m256 d, m, ds[4];
-    head(w, 8, &d, &m);
-    d = _mm256_and_ps(d, keep);
-    m = _mm256_and_ps(m, keep);
-    for (int t = 0; t < nt; t++) {
-#if RL_BITS == 8
-        ds[t] = _mm256_mul_ps(d, _mm256_loadu_ps(x[t].d + g));
-#else
-        ds[t] = _mm256_mul_ps(d, _mm256_broadcast_ss(x[t].d + (blocks - 1) / 8));
-#endif
-        if (!sign) min[t] = _mm256_fmadd_ps(m, _mm256_loadu_ps(x[t].s + g), min[t]);
-    }
-    _mm_prefetch((const char *)w + 6 * bytes + RL_PREFETCH_AHEAD, _MM_HINT_T0);
-    if (n > 4) nibble_step(w, bytes, pair, sign, 8, x, g, ds, acc, nt, 1);
-    if (n > 2) nibble_step(w, bytes, pair, sign, 8, x, g, ds, acc, nt, 2);
-    nibble_step(w, bytes, pair, sign, 8, x, g, ds, acc, nt, 3);
-}
-
-// Up to 8 blocks. n is the constant 8 in the main loop.
+// Up to 8 blocks. An even n is a constant.
 RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, pair_fn pair, const int sign, size_t n,
                             const act_ptr *x, size_t g, __m256 *acc, __m256 *min, const int nt) {
     __m256 d, m, ds[4];
@@ -140,13 +116,32 @@ RL_INLINE void nibble_group(const uint8_t *w, const size_t bytes, head_fn head, 
     nibble_step(w, bytes, pair, sign, n, x, g, ds, acc, nt, 3);
 }
 
+// What is left of a row, by GROUP(n): with a constant where rows of models have it, so that it is straight code.
+#define LAST_BLOCKS(n)                                                                                                 \
+    switch (n) {                                                                                                       \
+    case 0:                                                                                                            \
+        break;                                                                                                         \
+    case 2:                                                                                                            \
+        GROUP(2);                                                                                                      \
+        break;                                                                                                         \
+    case 4:                                                                                                            \
+        GROUP(4);                                                                                                      \
+        break;                                                                                                         \
+    case 6:                                                                                                            \
+        GROUP(6);                                                                                                      \
+        break;                                                                                                         \
+    default:                                                                                                           \
+        GROUP(n);                                                                                                      \
+        break;                                                                                                         \
+    }
+
 RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const int sign, const rows_part a,
                            const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *row = a.w + r * a.row_bytes, *w = row;
+        const uint8_t *w = a.w + r * a.row_bytes;
         touch_pages(w, a.row_bytes);
         __m256 acc[4], min[4];
         for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
@@ -155,30 +150,29 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
             prefetch(w, 8 * bytes);
             nibble_group(w, bytes, head, pair, sign, 8, x, g, acc, min, nt);
         }
-        if (g < n && n >= 8 && n % 2 == 0)
-            nibble_tail(row, bytes, head, pair, sign, n, n - g, x, acc, min, nt);
-        else if (g < n)
-            nibble_group(w, bytes, head, pair, sign, n - g, x, g, acc, min, nt);
+        if (g < n) prefetch(w, 64);
+#define GROUP(n) nibble_group(w, bytes, head, pair, sign, n, x, g, acc, min, nt)
+        LAST_BLOCKS(n - g)
+#undef GROUP
         finish(acc, min, sums, r, nt);
     }
     put_out(&a, sums, nt);
 }
 
-// Q8_0: one block fills a vector. Blocks from..n of the n at w, which begin at block g.
-RL_INLINE void q8_0_group(const uint8_t *w, size_t from, size_t n, const act_ptr *x, size_t g, __m256 *acc,
-                          const int nt) {
+// Q8_0: one block fills a vector. The n <= 8 blocks at w, which begin at block g.
+RL_INLINE void q8_0_group(const uint8_t *w, size_t n, const act_ptr *x, size_t g, __m256 *acc, const int nt) {
     _Alignas(32) float ds[4][8];
     __m256 d = gather_d(w, 34, n);
     for (int t = 0; t < nt; t++) {
 #if RL_BITS == 8
         _mm256_store_ps(ds[t], _mm256_mul_ps(d, _mm256_loadu_ps(x[t].d + g)));
 #else
-        _mm256_store_ps(ds[t], _mm256_mul_ps(d, _mm256_broadcast_ss(x[t].d + (g + n - 1) / 8)));
+        _mm256_store_ps(ds[t], _mm256_mul_ps(d, _mm256_broadcast_ss(x[t].d + g / 8)));
 #endif
     }
     for (int t = 0; t < nt; t++) {
 #define STEP(j)                                                                                                        \
-    if ((size_t)(j) >= from && (size_t)(j) < n) {                                                                      \
+    if ((size_t)(j) < n) {                                                                                             \
         __m256 *s = &acc[t * RL_CHAINS(nt) + j % RL_CHAINS(nt)];                                                       \
         __m256i i = dot(load256(w + 34 * j + 2), x[t].natural + 32 * (g + j), 1);                                      \
         *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), _mm256_broadcast_ss(&ds[t][j]), *s);                               \
@@ -200,13 +194,12 @@ RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
         size_t g = 0, n = a.cols / 32;
         for (; g + 8 <= n; g += 8, w += 8 * 34) {
             prefetch(w, 8 * 34);
-            q8_0_group(w, 0, 8, x, g, acc, nt);
+            q8_0_group(w, 8, x, g, acc, nt);
         }
-        // The last blocks of a longer row take part in the gathering of its last 8 headers.
-        if (g < n && n >= 8)
-            q8_0_group(w - (8 - (n - g)) * 34, 8 - (n - g), 8, x, n - 8, acc, nt);
-        else if (g < n)
-            q8_0_group(w, 0, n - g, x, g, acc, nt);
+        if (g < n) prefetch(w, 64);
+#define GROUP(n) q8_0_group(w, n, x, g, acc, nt)
+        LAST_BLOCKS(n - g)
+#undef GROUP
         finish(acc, min, sums, r, nt);
     }
     put_out(&a, sums, nt);
