@@ -7,7 +7,7 @@ Pages have 64 tokens, so both are multiples of that; one page more is what fills
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 PAGE = 64
 
@@ -41,3 +41,8 @@ def parse(evict: str) -> Kept:
         near = Kept(-(-sinks // PAGE) * PAGE, max(-(-recent // PAGE), 1) * PAGE)
         raise ValueError(f"evict={evict!r}: pages have {PAGE} tokens, so keep multiples of that, such as \"{near}\"")
     return Kept(sinks, recent)
+
+
+def kept_by(evict: Optional[str]) -> Optional[Kept]:
+    """The same of an option that may not be given: None then, everything is kept."""
+    return None if evict is None else parse(evict)

@@ -21,6 +21,7 @@ from rooflm._keywords import at_least
 if TYPE_CHECKING:
     from rooflm.session import Session
 
+
 def parse_rank(rank: Union[int, str]) -> tuple[int, int]:
     """Ranks of K and V from 48, "48" or "48/32"."""
     parts = str(rank).split("/")

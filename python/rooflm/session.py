@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 DEFAULT_N_CTX = 4096
 
 
+def default_n_ctx(model: Model) -> int:
+    """Positions of a session that was not told how many: the model's own, at most DEFAULT_N_CTX."""
+    return min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+
+
 class LogProbs(NamedTuple):
     """What Session.logprobs gives, in nats.
 
@@ -82,14 +87,14 @@ class Session(Closing):
         window: Optional[int] = None,
         evict: Optional[str] = None,
     ) -> None:
-        kept = None if evict is None else _eviction.parse(evict)
+        kept = _eviction.kept_by(evict)
         if kept is not None:
             if n_ctx is not None and n_ctx < kept.n_ctx:
                 raise ValueError(f"n_ctx={n_ctx}: evict={evict!r} needs {kept.n_ctx} positions, or no n_ctx")
             n_ctx = kept.n_ctx
         self.evict = None if kept is None else str(kept)  #: what the cache keeps, such as "64+960"; None: everything
         if n_ctx is None:
-            n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
+            n_ctx = default_n_ctx(model)
         for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch)):
             if not 1 <= value < 1 << 31:
                 raise ValueError(f"{name}={value} is not from 1 to 2^31 - 1")

@@ -19,7 +19,7 @@ from rooflm._output import html_table, megabytes, table
 from rooflm.device.files import Files
 from rooflm.measuring.sizes import ModelArg, kv_size, opened
 from rooflm.model import Model
-from rooflm.session import DEFAULT_N_CTX
+from rooflm.session import default_n_ctx
 
 # Measured on three vocabularies: tables of the tokenizer, per token and per merge.
 TOKENIZER_TOKEN_BYTES = 47
@@ -114,8 +114,8 @@ def forecast(
         model = opened(path)
     copied = load == "copy" or not model.gguf.mapped
     if n_ctx is None:
-        usual = min(model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX)
-        n_ctx = usual if evict is None else _eviction.parse(evict).n_ctx
+        kept = _eviction.kept_by(evict)
+        n_ctx = kept.n_ctx if kept else default_n_ctx(model)
     with model.session(n_ctx=n_ctx, kv=kv, evict=evict, n_threads=threads, n_batch=min(n_batch, n_ctx)) as s:
         n_ctx, scratch, n_threads = int(s.n_ctx), s.scratch_used_nbytes, s.n_threads
     length = n_ctx if evict is None else 2 * n_ctx  # of the text: with evict, something is gone by then

@@ -54,7 +54,7 @@ def run_once(model: Model, s: dict[str, Any], *, seed: int, caches: list[dict[st
         placement = session.placement
         reads.append(read_gbs(session, s["cpus"]))
         # Generated token i attends to everything before it that is kept and to itself; the first came with the prompt.
-        kept = None if s["evict"] is None else _eviction.parse(s["evict"])
+        kept = _eviction.kept_by(s["evict"])
         first = s["depth"] + s["prompt"] + 1
         attended = statistics.fmean(kept.held(n) if kept else n for n in range(first, first + s["gen"]))
         needed = needed_bytes(model, kv=session.kv_type, n_attended=attended)

@@ -121,7 +121,7 @@ class KVSize:
 
     def __init__(self, shape: dict[str, Any], n_ctx: int, kv: str, n_batch: int, evict: Optional[str] = None) -> None:
         at_least(1, n_ctx=n_ctx, n_batch=n_batch)
-        kept = None if evict is None else _eviction.parse(evict)
+        kept = _eviction.kept_by(evict)
         held = n_ctx if kept is None else kept.held(n_ctx)
         per_k, per_v = kv_value_bytes(kv)
         value = shape["head_dim_k"] * per_k + shape["head_dim_v"] * per_v
