@@ -4,6 +4,8 @@ text is cut, stored, forked, saved or shared between threads; what is dropped sh
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -154,6 +156,22 @@ def test_threads_give_the_same_bits(llama, gemma, tokens):
 
 
 # ---- what is held ----
+
+
+def test_counts_may_be_read_while_another_thread_evaluates(llama, tokens):
+    """They never go back, though the cache itself becomes shorter by a page at each eviction. Run under
+    ThreadSanitizer, too."""
+    with session(llama, n_batch=16) as s:
+        whole = threading.Thread(target=lambda: [s.eval(tokens, logits="none") for _ in range(2)])
+        whole.start()
+        seen = [(0, 0)]
+        while whole.is_alive():
+            assert "positions" in repr(s) and s.room > N
+            seen.append((s.n_past, s.evicted))
+        whole.join()
+        n_past, evicted = np.array(seen).T
+        assert (np.diff(n_past) >= 0).all() and (np.diff(evicted) >= 0).all()
+        assert (s.n_past, s.evicted) == (2 * N, (2 * N - 256 + 63) // 64 * 64)
 
 
 def test_what_is_held_shows(llama, tokens):

@@ -12,11 +12,11 @@
 #include <string.h>
 
 size_t rl_kv_dropped(const rl_kv *kv) {
-    return kv->dropped;
+    return atomic_load_explicit(&kv->dropped, memory_order_relaxed);
 }
 
 size_t rl_kv_room(const rl_kv *kv) {
-    size_t room = kv->config.n_ctx - kv->length;
+    size_t room = kv->config.n_ctx - rl_kv_length(kv);
     return room || !kv->config.evict ? room : RL_PAGE_TOKENS;
 }
 
@@ -46,7 +46,7 @@ static bool sees_sinks(const rl_kv *kv, size_t layer) {
 }
 
 bool rl_kv_has_originals(const rl_kv *kv, size_t layer) {
-    return kv->dropped && sees_sinks(kv, layer);
+    return rl_kv_dropped(kv) && sees_sinks(kv, layer);
 }
 
 // Whether a page of the sinks may be written to: it is a copy that was turned before, and no fork or view looks at it.
@@ -95,8 +95,7 @@ rl_status rl_kv_evict(rl_kv *kv, rl_kv_turn_fn turn, void *arg, rl_err *err) {
         if (sees_sinks(kv, i)) turn_sinks(kv, i, turn, arg);
         drop_page(kv, &kv->layers[i], kv->config.sinks / RL_PAGE_TOKENS);
     }
-    kv->dropped += RL_PAGE_TOKENS;
-    kv->length -= RL_PAGE_TOKENS;
+    rl_kv_set_counts(kv, rl_kv_end(kv), rl_kv_dropped(kv) + RL_PAGE_TOKENS);
     return RL_OK;
 }
 
@@ -110,5 +109,5 @@ void rl_kv_forget_evicted(rl_kv *kv) {
             memset(&l->originals[p], 0, sizeof *l->originals);
         }
     }
-    kv->dropped = 0;
+    rl_kv_set_counts(kv, rl_kv_length(kv), 0);
 }

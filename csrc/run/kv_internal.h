@@ -65,14 +65,22 @@ struct rl_kv {
     rl_kv_config config;
     rl_kv_layer_config *layer_config;
     rl_kv_layer *layers;
-    size_t n_slots, length;
-    size_t dropped; // tokens evicted between the sinks and what follows them
-    bool stale;     // values beyond the length may lie in the last pages (after a rewind)
+    size_t n_slots;
+    _Atomic size_t end;     // tokens of the sequence; this and `dropped` are read while another thread evaluates
+    _Atomic size_t dropped; // of them, those evicted between the sinks and what follows
+    bool stale;             // values beyond the length may lie in the last pages (after a rewind)
     rl_arena *arena;
     rl_kv_low *low;       // NULL: nothing is compressed
     bool is_low;          // it is the one of another cache
     _Atomic(void *) plan; // kernels chosen by the first attention call (attention.c), freed with free()
 };
+
+/// The tokens of the sequence and those of them that were evicted. Relaxed: who uses the cache holds it, and who only
+/// looks at a number takes no other from it.
+static inline void rl_kv_set_counts(rl_kv *kv, size_t end, size_t dropped) {
+    atomic_store_explicit(&kv->dropped, dropped, memory_order_relaxed);
+    atomic_store_explicit(&kv->end, end, memory_order_relaxed);
+}
 
 rl_status rl_kv_check_config(const rl_kv_config *c, rl_err *err);
 void rl_kv_geometry(const rl_kv_config *c, size_t layer, rl_kv_layer *out);
@@ -98,7 +106,7 @@ void rl_kv_dots(const float *x, const float *m, size_t rows, size_t cols, float 
 static inline const rl_kv_layer *rl_kv_layer_of(const rl_kv *kv, size_t layer, size_t page, size_t *at) {
     *at = page;
     const rl_kv_low *low = kv->low;
-    if (!low || !page || low->layer_of[layer] == SIZE_MAX || (page - 1) * RL_PAGE_TOKENS >= low->kv->length)
+    if (!low || !page || low->layer_of[layer] == SIZE_MAX || (page - 1) * RL_PAGE_TOKENS >= rl_kv_length(low->kv))
         return &kv->layers[layer];
     *at = page - 1;
     return &low->kv->layers[low->layer_of[layer]];

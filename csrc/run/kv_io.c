@@ -47,16 +47,16 @@ rl_status rl_kv_save(const rl_kv *kv, rl_write_fn write, void *arg, rl_err *err)
                    .rotate = c->rotate,
                    .page_tokens = RL_PAGE_TOKENS,
                    .n_layer = (uint32_t)c->n_layer,
-                   .length = kv->length,
+                   .length = rl_kv_length(kv),
                    .n_ctx = c->evict ? c->n_ctx : 0,
                    .sinks = c->sinks,
-                   .dropped = kv->dropped,
+                   .dropped = rl_kv_dropped(kv),
                    .compressed = rl_kv_compressed(kv),
                    .rank_k = rank_k,
                    .rank_v = rank_v};
     RL_TRY(put(write, arg, &h, sizeof h, err));
     RL_TRY(save_low(kv, write, arg, err));
-    size_t end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
+    size_t end = (rl_kv_length(kv) + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     for (size_t i = 0; i < c->n_layer; i++) {
         const rl_kv_layer *l = &kv->layers[i];
         const rl_kv_layer_config *lc = &c->layers[i];
@@ -179,9 +179,9 @@ rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err) {
     RL_TRY(check(kv, &h, err));
     RL_TRY(rl_kv_rewind(kv, 0, err));
     rl_status st = load_low(kv, &h, read, arg, err);
-    kv->dropped = h.dropped; // whose originals load_layer reads
+    rl_kv_set_counts(kv, h.dropped, h.dropped); // whose originals load_layer reads
     for (size_t i = 0; i < kv->config.n_layer && st == RL_OK; i++) st = load_layer(kv, i, h.length, read, arg, err);
-    kv->length = h.length;
+    rl_kv_set_counts(kv, h.length + h.dropped, h.dropped);
     kv->stale = true;
     if (st != RL_OK) {
         // Pages of all layers go, also of those that were not reached.
@@ -191,7 +191,7 @@ rl_status rl_kv_load(rl_kv *kv, rl_read_fn read, void *arg, rl_err *err) {
             l->first = l->n_pages = 0;
             for (size_t p = 0; p < kv->config.sinks / RL_PAGE_TOKENS; p++) rl_page_release(&l->originals[p]);
         }
-        kv->length = kv->dropped = 0;
+        rl_kv_set_counts(kv, 0, 0);
         rl_kv_low_free(kv->low);
         kv->low = NULL;
     }

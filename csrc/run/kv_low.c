@@ -115,12 +115,12 @@ void rl_kv_ranks(const rl_kv *kv, size_t *rank_k, size_t *rank_v) {
 
 static rl_status check(const rl_kv *kv, size_t end, const rl_kv_basis *basis, rl_err *err) {
     if (kv->config.evict) return rl_fail(err, RL_ERR_ARG, "this cache evicts old pages: there is nothing to compress");
-    if (end % RL_PAGE_TOKENS || end > kv->length || end < RL_PAGE_TOKENS + rl_kv_compressed(kv))
+    if (end % RL_PAGE_TOKENS || end > rl_kv_length(kv) || end < RL_PAGE_TOKENS + rl_kv_compressed(kv))
         return rl_fail(err, RL_ERR_ARG,
                        "cannot compress up to position %zu: full pages end at multiples of %d from "
                        "%zu to %zu",
                        end, RL_PAGE_TOKENS, RL_PAGE_TOKENS + rl_kv_compressed(kv),
-                       kv->length / RL_PAGE_TOKENS * RL_PAGE_TOKENS);
+                       rl_kv_length(kv) / RL_PAGE_TOKENS * RL_PAGE_TOKENS);
     if (kv->low && basis)
         return rl_fail(err, RL_ERR_ARG,
                        "pages are compressed to ranks %zu and %zu already, and stay so until the "

@@ -187,7 +187,8 @@ void rl_page_release(rl_slot *s) {
 static size_t keep_from(const rl_kv *kv, size_t i, size_t n) {
     const rl_kv_config *c = &kv->config;
     size_t w = c->layers[i].window, slack = c->window_slack > n ? c->window_slack - n : 0;
-    return w && kv->length + 1 > w + slack ? kv->length + 1 - w - slack : 0;
+    size_t length = rl_kv_length(kv);
+    return w && length + 1 > w + slack ? length + 1 - w - slack : 0;
 }
 
 bool rl_kv_reserve_drops(const rl_kv *kv, size_t n) {
@@ -224,7 +225,7 @@ static rl_status own_page(rl_kv *kv, size_t layer, size_t page, size_t used, rl_
 }
 
 rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err) {
-    size_t from = kv->length, to;
+    size_t from = rl_kv_length(kv), to;
     const rl_kv_config *c = &kv->config;
     if (!rl_add_size(from, n, &to) || to > c->n_ctx) {
         rl_status st =
@@ -253,18 +254,18 @@ rl_status rl_kv_reserve(rl_kv *kv, size_t n, rl_err *err) {
 }
 
 void rl_kv_commit(rl_kv *kv, size_t n) {
-    kv->length += n;
+    rl_kv_set_counts(kv, rl_kv_end(kv) + n, rl_kv_dropped(kv));
     kv->stale = false;
 }
 
 size_t rl_kv_first(const rl_kv *kv, size_t layer) {
     const rl_kv_layer *l = &kv->layers[layer];
-    size_t first = l->first * RL_PAGE_TOKENS;
-    return first < kv->length ? first : kv->length;
+    size_t first = l->first * RL_PAGE_TOKENS, length = rl_kv_length(kv);
+    return first < length ? first : length;
 }
 
 rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
-    size_t sinks = kv->config.sinks, dropped = kv->dropped, end = kv->length + dropped;
+    size_t sinks = kv->config.sinks, dropped = rl_kv_dropped(kv), end = rl_kv_end(kv);
     if (asked > end) return rl_fail(err, RL_ERR_ARG, "cannot rewind to %zu tokens, the cache holds %zu", asked, end);
     bool to_sinks = dropped && asked <= sinks;
     size_t n = to_sinks ? asked : asked - dropped, evicted_at = dropped + kv->config.n_ctx - RL_PAGE_TOKENS;
@@ -282,7 +283,7 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
             asked, RL_PAGE_TOKENS, compressed, compressed, RL_PAGE_TOKENS);
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         size_t first = rl_kv_first(kv, i), w = kv->config.layers[i].window;
-        if (!w || !first || n == kv->length || n == 0) continue;
+        if (!w || !first || asked == end || n == 0) continue;
         size_t least = first + w - 1;
         if (n < least)
             return rl_fail(err, RL_ERR_ARG,
@@ -301,18 +302,18 @@ rl_status rl_kv_rewind(rl_kv *kv, size_t asked, rl_err *err) {
         while (l->n_pages > keep && l->n_pages > l->first) rl_page_release(&l->slots[--l->n_pages]);
         if (l->n_pages == l->first) l->n_pages = l->first = keep;
     }
-    if (n != kv->length) kv->stale = true;
-    kv->length = n;
+    if (asked != end) kv->stale = true;
+    rl_kv_set_counts(kv, asked, to_sinks ? 0 : dropped);
     return RL_OK;
 }
 
 rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err) {
     rl_kv *copy = NULL;
     RL_TRY(rl_kv_create(&copy, &kv->config, err));
-    size_t full = kv->length / RL_PAGE_TOKENS, end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
-    copy->length = kv->length;
+    size_t length = rl_kv_length(kv), full = length / RL_PAGE_TOKENS;
+    size_t end = (length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
+    rl_kv_set_counts(copy, rl_kv_end(kv), rl_kv_dropped(kv));
     copy->stale = kv->stale;
-    copy->dropped = kv->dropped;
     rl_status low = rl_kv_low_fork(kv, copy, err);
     if (low != RL_OK) {
         rl_kv_free(copy);

@@ -219,9 +219,9 @@ rl_status rl_kv_read(const rl_kv *kv, size_t layer, bool want_v, bool raw, size_
     if (layer >= kv->config.n_layer)
         return rl_fail(err, RL_ERR_ARG, "layer %zu: the cache has %zu layers", layer, kv->config.n_layer);
     size_t first = rl_kv_first(kv, layer);
-    if (p0 > p1 || p1 > kv->length || (p0 < p1 && p0 < first))
+    if (p0 > p1 || p1 > rl_kv_length(kv) || (p0 < p1 && p0 < first))
         return rl_fail(err, RL_ERR_ARG, "positions %zu to %zu: layer %zu holds %zu to %zu", p0, p1, layer, first,
-                       kv->length);
+                       rl_kv_length(kv));
     const rl_kv_layer *l = &kv->layers[layer];
     const rl_attn_side *s = want_v ? &l->v : &l->k;
     for (size_t p = p0; p < p1; p++) {

@@ -149,8 +149,12 @@ void rl_kv_free(rl_kv *kv) {
     free(kv);
 }
 
+size_t rl_kv_end(const rl_kv *kv) {
+    return atomic_load_explicit(&kv->end, memory_order_relaxed);
+}
+
 size_t rl_kv_length(const rl_kv *kv) {
-    return kv->length;
+    return rl_kv_end(kv) - rl_kv_dropped(kv);
 }
 
 const rl_kv_config *rl_kv_config_of(const rl_kv *kv) {
@@ -159,7 +163,7 @@ const rl_kv_config *rl_kv_config_of(const rl_kv *kv) {
 
 // Table slots up to the last page with a committed position.
 static size_t used_slots(const rl_kv *kv, const rl_kv_layer *l) {
-    size_t end = (kv->length + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
+    size_t end = (rl_kv_length(kv) + RL_PAGE_TOKENS - 1) / RL_PAGE_TOKENS;
     return end < l->first ? l->first : end < l->n_pages ? end : l->n_pages;
 }
 

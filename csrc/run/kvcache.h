@@ -46,7 +46,9 @@ void rl_kv_free(rl_kv *kv);
 /// A second cache with the same content: full pages shared, the last partial ones copied on fork.
 rl_status rl_kv_fork(const rl_kv *kv, rl_kv **out, rl_err *err);
 
-size_t rl_kv_length(const rl_kv *kv); // tokens committed
+size_t rl_kv_length(const rl_kv *kv); // tokens committed, of which there are keys and values
+/// With those that were evicted. This and rl_kv_dropped may be asked while another thread evaluates.
+size_t rl_kv_end(const rl_kv *kv);
 const rl_kv_config *rl_kv_config_of(const rl_kv *kv);
 size_t rl_kv_bytes_in_use(const rl_kv *kv);
 

@@ -9,7 +9,7 @@ static size_t n_ctx_of(const rl_session *s) {
 }
 
 size_t rl_session_length(const rl_session *s) {
-    return rl_kv_length(s->kv) + rl_kv_dropped(s->kv);
+    return rl_kv_end(s->kv);
 }
 
 static bool evicts(const rl_session *s) {
