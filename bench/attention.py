@@ -18,7 +18,7 @@ import statistics
 import numpy as np
 
 from rooflm import KVCache
-from rooflm._core import _attention_kernels, _attention_time
+from rooflm._core import _attention_kernels, _attention_time, read_bandwidth
 
 
 def filled(args, kv: str, layers: int, context: int, layout: str = "tile") -> KVCache:
@@ -31,6 +31,12 @@ def filled(args, kv: str, layers: int, context: int, layout: str = "tile") -> KV
         both = np.broadcast_to(x, (layers, *x.shape))
         cache.append(both, both)
     return cache
+
+
+def read_gbs(args, cache: KVCache) -> float:
+    """The best pass: a disturbed one is no ceiling."""
+    r = read_bandwidth([], kv=cache, threads=args.threads, passes=3)
+    return r["bytes"] / min(r["passes_s"]) / 1e9
 
 
 def decode(args) -> list[dict]:
@@ -46,15 +52,15 @@ def decode(args) -> list[dict]:
     for _ in range(args.rounds):
         for kv, layout, isa in settings:
             cache = caches[kv, layout]
-            before = min(_attention_time(q, cache, args.threads, 2, True))
-            took = statistics.median(_attention_time(q, cache, args.threads, 3, False, isa))
-            after = min(_attention_time(q, cache, args.threads, 2, True))
+            before = read_gbs(args, cache)
+            took = statistics.median(_attention_time(q, cache, args.threads, 3, isa))
+            after = read_gbs(args, cache)
             found[kv, layout, isa]["s"].append(took)
-            found[kv, layout, isa]["read"].append(min(before, after))
+            found[kv, layout, isa]["read"].append(max(before, after))
     rows = []
     for (kv, layout, isa), f in found.items():
         cache = caches[kv, layout]
-        share = statistics.median(r / s for r, s in zip(f["read"], f["s"]))
+        share = statistics.median(cache.nbytes / s / 1e9 / r for r, s in zip(f["read"], f["s"]))
         took, read = statistics.median(f["s"]), statistics.median(f["read"])
         rows.append(
             {
@@ -67,7 +73,7 @@ def decode(args) -> list[dict]:
                 "bytes": cache.nbytes,
                 "seconds": took,
                 "read_gbs": cache.nbytes / took / 1e9,
-                "ceiling_gbs": cache.nbytes / read / 1e9,
+                "ceiling_gbs": read,
                 "ceiling_share": share,
                 "kernels": _attention_kernels(cache, 1, isa),
             }
@@ -88,7 +94,7 @@ def prompts(args) -> list[dict]:
         for kv in args.kv.split(","):
             cache = filled(args, kv, 1, n)
             for isa in args.isa.split(","):
-                took = statistics.median(_attention_time(q, cache, args.threads, 3, False, isa))
+                took = statistics.median(_attention_time(q, cache, args.threads, 3, isa))
                 fma = n * (n + 1) / 2 * args.heads * 2 * args.dim
                 rows.append(
                     {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from maker import tiny_model
 from plots import drawn
 
 import rooflm
@@ -267,6 +268,44 @@ def test_read_bandwidth_over_several_buffers(threads):
     assert r["gbs"] == pytest.approx(r["bytes"] / r["median_s"] / 1e9)
     again = _core.read_bandwidth(arrays, threads=threads, repeat=4)
     assert again["checksum"] == r["checksum"] and again["bytes"] == 4 * r["bytes"]
+
+
+def xor_of_pages(layers):
+    parts = [x for layer in layers for p in layer.pages for x in (p.k, p.k_scales, p.v, p.v_scales) if x is not None]
+    return xor_of(*(np.frombuffer(x.tobytes(), np.uint8) for x in parts))
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_read_bandwidth_of_a_session_reads_its_pages(tmp_path, arch, kv):
+    """Those that a step would read: pages that lie apart after a fork, of a window what it still holds."""
+    options = {"n_layer": 6, "window": 64, "vocab": "spm"} if arch == "gemma3" else {}
+    m = rooflm.Model(tiny_model(tmp_path / "m.gguf", arch, n_ctx=1024, **options))
+    a = np.random.default_rng(3).integers(0, 256, 5000, dtype=np.uint8)
+    with m.session(kv=kv, n_ctx=1024, n_batch=64, n_threads=1) as s:
+        assert _core.read_bandwidth([a], kv=s._c, threads=2)["bytes"] == a.size
+        s.eval(np.arange(400) % 300, logits="none")
+        f = s.fork()
+        s.eval([5] * 100, logits="none")
+        f.eval([6] * 200, logits="none")
+        for each in (s, f):
+            r = _core.read_bandwidth([a], kv=each._c, threads=2, passes=1)
+            assert r["bytes"] == a.size + each.kv_nbytes and r["checksum"] == xor_of(a) ^ xor_of_pages(each.kv)
+            assert _core.read_bandwidth([], kv=each._c, passes=1, repeat=3)["bytes"] == 3 * each.kv_nbytes
+        f.close()
+        core = s._c
+    with pytest.raises(ValueError, match="closed"):
+        _core.read_bandwidth([a], kv=core)
+
+
+def test_read_bandwidth_of_a_cache(tmp_path):
+    c = _core.KVCache(2, n_head_kv=3, head_dim=64, n_ctx=512, kv="q8_0")
+    x = np.random.default_rng(4).standard_normal((2, 300, 3, 64), np.float32)
+    c.append(x, x)
+    r = _core.read_bandwidth([], kv=c, threads=2)
+    assert r["bytes"] == c.nbytes and r["checksum"] != 0
+    with pytest.raises(TypeError, match="Session or KVCache"):
+        _core.read_bandwidth([x], kv=x)
 
 
 def test_read_bandwidth_is_of_the_right_size():

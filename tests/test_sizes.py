@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from maker import tiny_model
 
 import rooflm
+from rooflm import _core
 from rooflm._synth import synth
-from rooflm.measuring.ceilings import roof_name
+from rooflm.measuring.ceilings import needed_bytes, read_gbs, roof_name
 from rooflm.measuring.forecasting import process_memory
 from rooflm.measuring.loading import file_system, prepare
 from rooflm.measuring.roofs import parse_bandwidth
@@ -185,6 +187,19 @@ def test_wrong_shapes(wrong, message):
 
 
 # ---- ceilings ----
+
+
+def test_the_ceiling_reads_what_a_token_reads(smollm2, monkeypatch):
+    """At depth keys and values, too: weights alone, again and again, would stay in a large cache in part."""
+    plain, seen = _core.read_bandwidth, []
+    monkeypatch.setattr(_core, "read_bandwidth", lambda *a, **k: seen.append(plain(*a, **k)) or seen[-1])
+    m = rooflm.Model(smollm2)
+    for n, kv in ((1, "f16"), (500, "f16"), (1000, "q8_0/f32")):
+        with m.session(kv=kv, n_ctx=1024, n_threads=1) as s:
+            s.eval(np.arange(n) % 300, logits="none")
+            assert read_gbs(s, passes=1) == seen[-1]["gbs"]
+            least, most = (needed_bytes(m, kv=kv, n_attended=x) for x in (n, (n + 63) // 64 * 64))
+            assert 0.999 * least < seen[-1]["bytes"] < 1.001 * most
 
 
 def test_ceiling_of_a_given_bandwidth(smollm2):

@@ -6,7 +6,6 @@
 #include <numpy/arrayobject.h>
 
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,66 +172,27 @@ static PyObject *attention_kernels(PyObject *module, PyObject *args) {
 typedef struct {
     rl_attention_args args;
     size_t n_layer, repeats;
-    bool read_only;
     double *seconds;
-    atomic_ullong sink;
 } timing;
-
-typedef uint64_t lane __attribute__((vector_size(16)));
-
-static uint64_t read_bytes(const void *data, size_t n) {
-    const lane *x = data; // pages are aligned to 64 bytes
-    lane a = {0}, b = {0}, c = {0}, d = {0};
-    for (size_t i = 0; i + 8 <= n / sizeof *x; i += 8) {
-        __builtin_prefetch(x + i + 128, 0, 2);
-        __builtin_prefetch(x + i + 132, 0, 2);
-        a += x[i] + x[i + 4];
-        b += x[i + 1] + x[i + 5];
-        c += x[i + 2] + x[i + 6];
-        d += x[i + 3] + x[i + 7];
-    }
-    a += b + c + d;
-    return a[0] + a[1];
-}
-
-// Reads this thread's share of a layer's pages, in the order they lie: the ceiling for the same bytes.
-static uint64_t read_pages(const rl_kv *kv, size_t layer, int ith, int nth) {
-    size_t n = rl_kv_n_pages(kv, layer), p0, p1;
-    uint64_t sum = 0;
-    rl_split(n, 1, ith, nth, &p0, &p1);
-    for (size_t p = p0; p < p1; p++) {
-        size_t k_bytes, v_bytes;
-        const uint8_t *page = rl_kv_page(kv, layer, p, false, &k_bytes);
-        rl_kv_page(kv, layer, p, true, &v_bytes); // V lies right behind K
-        if (page) sum += read_bytes(page, k_bytes + v_bytes);
-    }
-    return sum;
-}
 
 static void timing_fn(void *arg, rl_team *team, int ith) {
     timing *t = arg;
     rl_attention_args a = t->args;
     for (size_t i = 0; i <= t->repeats; i++) { // the first walk warms up
-        uint64_t start = rl_clock_ns(), sum = 0;
+        uint64_t start = rl_clock_ns();
         for (size_t layer = 0; layer < t->n_layer; layer++) {
             a.layer = layer;
-            if (t->read_only)
-                sum += read_pages(a.kv, layer, ith, rl_team_size(team));
-            else if (!rl_attention_run(team, ith, &a))
-                return;
-            if (!rl_team_barrier(team, ith)) return;
+            if (!rl_attention_run(team, ith, &a) || !rl_team_barrier(team, ith)) return;
         }
-        if (t->read_only) atomic_fetch_add(&t->sink, sum);
         if (ith == 0 && i > 0) t->seconds[i - 1] = (double)(rl_clock_ns() - start) * 1e-9;
     }
 }
 
 static PyObject *attention_time(PyObject *module, PyObject *args) {
     PyObject *q_obj, *kv_obj, *isa = Py_None, *kernels = Py_None, *out = NULL;
-    int threads, read_only;
+    int threads;
     Py_ssize_t repeats;
-    if (!PyArg_ParseTuple(args, "OOinp|OO:_attention_time", &q_obj, &kv_obj, &threads, &repeats, &read_only, &isa,
-                          &kernels))
+    if (!PyArg_ParseTuple(args, "OOin|OO:_attention_time", &q_obj, &kv_obj, &threads, &repeats, &isa, &kernels))
         return NULL;
     rl_state *st = rl_state_of_module(module);
     rl_dispatch d;
@@ -270,7 +230,6 @@ static PyObject *attention_time(PyObject *module, PyObject *args) {
                          .scratch = scratch},
                 .n_layer = c->n_layer,
                 .repeats = (size_t)repeats,
-                .read_only = read_only,
                 .seconds = seconds};
     if (rl_py_run(st, timing_fn, &t, threads) == 0) {
         out = PyList_New(repeats);
@@ -291,9 +250,9 @@ done:
 
 static PyMethodDef functions[] = {
     {"_attention_time", attention_time, METH_VARARGS,
-     "_attention_time($module, q, kv, threads, repeats, read_only, isa=None, kernels=None, /)\n--\n\n"
+     "_attention_time($module, q, kv, threads, repeats, isa=None, kernels=None, /)\n--\n\n"
      "Seconds of each of `repeats` walks of attention over all layers of a KVCache, in one parallel region after\n"
-     "one walk to warm up; read_only: of reading the same pages and nothing else."},
+     "one walk to warm up."},
     {"_attention_kernels", attention_kernels, METH_VARARGS,
      "_attention_kernels($module, kv, tokens, isa=None, kernels=None, /)\n--\n\n"
      "Names of the kernels that attention over this cache runs for so many tokens."},

@@ -35,6 +35,7 @@ static int module_exec(PyObject *m) {
         rl_py_add_tiles,     //
         rl_py_add_sampler,   //
         rl_py_add_machine,   //
+        rl_py_add_memory,    //
         rl_py_add_probes,    //
         rl_py_add_tokenizer, //
         rl_py_add_model,     //

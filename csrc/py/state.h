@@ -83,6 +83,7 @@ int rl_py_add_vec(PyObject *m, rl_state *st);
 int rl_py_add_tiles(PyObject *m, rl_state *st);
 int rl_py_add_kvcache(PyObject *m, rl_state *st);
 int rl_py_add_machine(PyObject *m, rl_state *st);
+int rl_py_add_memory(PyObject *m, rl_state *st);
 int rl_py_add_probes(PyObject *m, rl_state *st);
 int rl_py_add_sampler(PyObject *m, rl_state *st);
 int rl_py_add_model(PyObject *m, rl_state *st);

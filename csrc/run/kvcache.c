@@ -177,6 +177,15 @@ size_t rl_kv_bytes_in_use(const rl_kv *kv) {
     return n;
 }
 
+void rl_kv_each_page(const rl_kv *kv, void (*fn)(void *arg, const void *data, size_t bytes), void *arg) {
+    for (size_t i = 0; i < kv->config.n_layer; i++) {
+        const rl_kv_layer *l = &kv->layers[i];
+        for (size_t p = l->first; p < used_slots(kv, l); p++)
+            if (l->slots[p].data) fn(arg, l->slots[p].data, l->page_bytes);
+    }
+    if (kv->low) rl_kv_each_page(kv->low->kv, fn, arg);
+}
+
 size_t rl_kv_n_pages(const rl_kv *kv, size_t layer) {
     return used_slots(kv, &kv->layers[layer]);
 }

@@ -51,6 +51,8 @@ size_t rl_kv_length(const rl_kv *kv); // tokens committed, of which there are ke
 size_t rl_kv_end(const rl_kv *kv);
 const rl_kv_config *rl_kv_config_of(const rl_kv *kv);
 size_t rl_kv_bytes_in_use(const rl_kv *kv);
+/// Calls fn for each page that the next token reads, those with compressed tokens among them.
+void rl_kv_each_page(const rl_kv *kv, void (*fn)(void *arg, const void *data, size_t bytes), void *arg);
 
 /// Makes room for n more tokens in every layer (called by one thread before a region). RL_ERR_CONTEXT_FULL
 /// with limit and needed when n_ctx is too small. Copies a shared partial page before it is written.

@@ -258,7 +258,6 @@ def _attention_time(
     kv: KVCache,
     threads: int,
     repeats: int,
-    read_only: bool,
     isa: Optional[str] = None,
     kernels: Optional[str] = None,
     /,
@@ -461,6 +460,7 @@ def _last_threads() -> list[tuple[int, Optional[str]]]: ...
 def read_bandwidth(
     arrays: Sequence[Any],
     *,
+    kv: Union[None, Session, KVCache] = None,
     threads: Optional[int] = None,
     passes: int = 5,
     cpus: Any = None,

@@ -78,7 +78,7 @@ def gather(
         if depth:
             _timed_eval(session, ids[prompt:])
         files, here = Files(root), machine(root=root)
-        ceiling_before = _read_gbs(loaded)
+        ceiling_before = _read_gbs(session)
         waiting = Waiting(files)
         with Sampler(root=root) as sampler:
             times = _decode(session, gen)
@@ -89,7 +89,7 @@ def gather(
         }
         session.rewind(depth + prompt)
         facts["token"] = {**traced_tokens(session, gen), "kernels": kernel_limit(session)}
-        read = max(ceiling_before, _read_gbs(loaded))
+        read = max(ceiling_before, _read_gbs(session))
         facts["speed"] = _speed(session, times, prompt / again_s, read, depth + prompt + (gen + 1) / 2)
         facts["ran"] = _ran(session)
     facts["load"] = {
@@ -169,9 +169,9 @@ def _decode(session: Session, gen: int) -> list[float]:
     return times
 
 
-def _read_gbs(model: Model) -> float:
-    """The roof of this machine, not of the chosen settings: the bytes of the weights with its default threads."""
-    return float(_core.read_bandwidth(read_arrays(model), passes=7)["gbs"])
+def _read_gbs(session: Session) -> float:
+    """The roof of this machine, not of the chosen settings: the bytes of a token with its default threads."""
+    return float(_core.read_bandwidth(read_arrays(session.model), kv=session._c, passes=7)["gbs"])
 
 
 def _open_mapped_s(path: str) -> Optional[float]:

@@ -60,23 +60,23 @@ def _walk(cache: _core.KVCache, shape: dict[str, int], threads: int, count: bool
         from rooflm.device.counters import Counters
 
         with Counters() as counters:
-            times = _core._attention_time(q, cache, threads, walks, False)
+            times = _core._attention_time(q, cache, threads, walks)
         event = next((e for e in MISSES if counters.value(e) is not None), None)
         value = counters.value(event) if event else None
         misses["cache_misses"] = value / (walks + 1) if value is not None else None  # one walk warms up
         misses["cache_misses_event"] = event
         misses["cache_misses_why"] = None if event else f"not available: {counters.unavailable.get(MISSES[0])}"
     else:
-        times = _core._attention_time(q, cache, threads, walks, False)
-    reads = _core._attention_time(q, cache, threads, walks, True)
-    took, read = statistics.median(times), statistics.median(reads)
+        times = _core._attention_time(q, cache, threads, walks)
+    took = statistics.median(times)
+    read = _core.read_bandwidth([], kv=cache, threads=threads, passes=WALKS, repeat=max(walks // WALKS, 1))["gbs"]
     k, v = _core._attention_kernels(cache, 1)[:2]
     return {
         "kv_bytes": nbytes,
         "attention_us": took * 1e6,
         "attention_gbs": nbytes / took / 1e9,
-        "read_gbs": nbytes / read / 1e9,
-        "share": read / took,
+        "read_gbs": read,
+        "share": nbytes / took / 1e9 / read,
         "kernels": [k, v],
         **misses,
     }

@@ -62,10 +62,19 @@ def read_arrays(model: Model) -> list[np.ndarray]:
 
 
 def read_gbs(session: Session, cpus: Cpus = None, passes: int = 7) -> float:
-    """The ceiling in GB/s: the best read kernel over the very bytes of the weights, with the session's threads."""
-    arrays = read_arrays(session.model)
-    result = _core.read_bandwidth(arrays, threads=session.n_threads, passes=passes, cpus=cpus, isa=session.isa)
-    return float(result["gbs"])
+    """The ceiling in GB/s: the best read kernel over the very bytes that the session's next token reads, weights and
+    pages of the KV cache, with the session's threads. Half of them, read again and again, would stay in a large
+    processor cache in part."""
+    return float(
+        _core.read_bandwidth(
+            read_arrays(session.model),
+            kv=session._c,
+            threads=session.n_threads,
+            passes=passes,
+            cpus=cpus,
+            isa=session.isa,
+        )["gbs"]
+    )
 
 
 def roof_name(needed: float, threads: int, caches: Sequence[dict[str, Any]]) -> str:
