@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "kernels/unroll.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE __m256i pair(const int16_t *p) {
@@ -28,15 +30,17 @@ INLINE __m256i high_bytes(__m256i x) {
     return _mm256_srai_epi16(x, 8);
 }
 
-// One 64-byte line into the two sums of each row; w: four int16 (0 2 1 3) of row r at w + r * ld.
-INLINE void line(const uint8_t *p, const int16_t *w, size_t ld, const int nq, __m256i *a, __m256i *b) {
+// One 64-byte line into the two sums of each row; four int16 (0 2 1 3) of row r lie at w[r] + at.
+INLINE void line(const uint8_t *p, const int16_t *const *w, size_t at, const int nq, __m256i *a, __m256i *b) {
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
     __m256i y = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
     __m256i x0 = low_bytes(x), x1 = high_bytes(x), y0 = low_bytes(y), y1 = high_bytes(y);
+    RL_UNROLL
     for (int r = 0; r < nq; r++) {
-        __m256i w0 = pair(w + (size_t)r * ld), w1 = pair(w + (size_t)r * ld + 2);
+        __m256i w0 = pair(w[r] + at), w1 = pair(w[r] + at + 2);
         a[r] = _mm256_add_epi32(a[r], _mm256_add_epi32(_mm256_madd_epi16(x0, w0), _mm256_madd_epi16(x1, w1)));
         b[r] = _mm256_add_epi32(b[r], _mm256_add_epi32(_mm256_madd_epi16(y0, w0), _mm256_madd_epi16(y1, w1)));
+        __asm__("" : "+x"(a[r]), "+x"(b[r])); // or else gcc adds up the lines of a loop as a tree, on the stack
     }
 }
 
@@ -45,33 +49,48 @@ INLINE void prefetch_rest(const rl_attn_side *s, const uint8_t *next) {
     for (size_t i = s->scales; i < s->head; i += 64) _mm_prefetch((const char *)next + i, _MM_HINT_T1);
 }
 
+// Scores of 16 tokens over a group of dims, of which `lines` times four are there; next: lines of the page that will be
+// read next.
+INLINE void k_group(const uint8_t *k, const int16_t *const *q, const float *scales, const int nq, const int lines,
+                    const uint8_t *next, const int first, float *out) {
+    __m256i x[4], y[4];
+    for (int r = 0; r < nq; r++) x[r] = y[r] = _mm256_setzero_si256();
+    RL_UNROLL
+    for (int j = 0; j < lines; j++) {
+        line(k + 64 * j, q, 4 * (size_t)j, nq, x, y);
+        _mm_prefetch((const char *)next + 64 * j, _MM_HINT_T1);
+    }
+    __m256 d0 = _mm256_loadu_ps(scales), d1 = _mm256_loadu_ps(scales + 8);
+    for (int r = 0; r < nq; r++) {
+        float *o = out + r * 64;
+        __m256 u = first ? _mm256_setzero_ps() : _mm256_loadu_ps(o),
+               v = first ? _mm256_setzero_ps() : _mm256_loadu_ps(o + 8);
+        _mm256_storeu_ps(o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x[r]), d0, u));
+        _mm256_storeu_ps(o + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(y[r]), d1, v));
+    }
+}
+
 INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     const rl_attn_side *s = a->side;
-    const uint8_t *k = a->head.data, *next = r0 ? NULL : a->head.next;
+    // Without a next page what is read anyway is asked for: cheaper than to look each time.
+    const uint8_t *k = a->head.data, *next = r0 || !a->head.next ? k : a->head.next;
     const float *scales = a->head.scales;
     const int16_t *q = (const int16_t *)a->q + r0 * a->ld_q;
     for (size_t t = 0; t < 64; t += 16) {
         float *out = a->s + r0 * 64 + t;
-        for (int r = 0; r < nq; r++) {
-            _mm256_storeu_ps(out + r * 64, _mm256_setzero_ps());
-            _mm256_storeu_ps(out + r * 64 + 8, _mm256_setzero_ps());
-        }
         for (size_t i = 0; i < s->pad; i += 32, scales += 16) {
-            __m256i x[4], y[4];
-            for (int r = 0; r < nq; r++) x[r] = y[r] = _mm256_setzero_si256();
-            size_t end = i + 32 < s->pad ? i + 32 : s->pad;
-            for (size_t j = i; j < end; j += 4, k += 64) {
-                line(k, q + j, a->ld_q, nq, x, y);
-                if (next) {
-                    _mm_prefetch((const char *)next, _MM_HINT_T1);
-                    next += 64;
-                }
-            }
-            __m256 d0 = _mm256_loadu_ps(scales), d1 = _mm256_loadu_ps(scales + 8);
+            const int16_t *row[4];
+            RL_UNROLL
             for (int r = 0; r < nq; r++) {
-                float *o = out + r * 64;
-                _mm256_storeu_ps(o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x[r]), d0, _mm256_loadu_ps(o)));
-                _mm256_storeu_ps(o + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(y[r]), d1, _mm256_loadu_ps(o + 8)));
+                row[r] = q + (size_t)r * a->ld_q + i;
+                __asm__("" : "+r"(row[r])); // one address in a register, not one for each line
+            }
+            if (i + 32 <= s->pad) {
+                k_group(k, row, scales, nq, 8, next, i == 0, out);
+                k += 512, next += 512;
+            } else {
+                k_group(k, row, scales, nq, 4, next, i == 0, out);
+                k += 256, next += 256;
             }
         }
         for (int r = 0; r < nq; r++) {
@@ -140,9 +159,10 @@ INLINE float weights16(const float *p, const float *scales, size_t n_tok, int16_
 
 INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
     const rl_attn_side *s = a->side;
-    const uint8_t *next = r0 ? NULL : a->head.next;
+    const uint8_t *next = r0 || !a->head.next ? a->head.data : a->head.next;
     size_t stride = s->pad * 4, groups4 = (a->n_tok + 3) / 4;
     int16_t w[4][64];
+    const int16_t *row[4] = {w[0], w[1], w[2], w[3]};
     float step[4] = {0};
     for (size_t i = 0; i < s->pad; i += 16) {
         if (i % 32 == 0)
@@ -150,19 +170,25 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
                 step[r] = weights16(a->p + (r0 + (size_t)r) * 64, a->head.scales + i / 32 * 64, a->n_tok, w[r]);
         __m256i x[4], y[4];
         for (int r = 0; r < nq; r++) x[r] = y[r] = _mm256_setzero_si256();
-        for (size_t t = 0; t < groups4; t++) {
-            if (next) _mm_prefetch((const char *)next + i * 4 + t * stride, _MM_HINT_T1);
-            line(a->head.data + i * 4 + t * stride, w[0] + weights_at(t), 64, nq, x, y);
+        const uint8_t *v = a->head.data + i * 4, *n = next + i * 4;
+        size_t t = 0;
+        for (; t + 4 <= groups4; t += 4, v += 4 * stride, n += 4 * stride) {
+            RL_UNROLL
+            for (size_t u = 0; u < 4; u++) {
+                _mm_prefetch((const char *)n + u * stride, _MM_HINT_T1);
+                line(v + u * stride, row, 4 * t + weights_at(u), nq, x, y);
+            }
         }
+        for (; t < groups4; t++, v += stride) line(v, row, weights_at(t), nq, x, y);
         for (int r = 0; r < nq; r++) {
             float *acc = a->acc + (r0 + (size_t)r) * a->ld_acc + i;
             __m256 corr = _mm256_set1_ps(a->corr[r0 + (size_t)r]), by = _mm256_set1_ps(step[r]);
-            __m256 u = _mm256_mul_ps(_mm256_loadu_ps(acc), corr), v = _mm256_mul_ps(_mm256_loadu_ps(acc + 8), corr);
+            __m256 u = _mm256_mul_ps(_mm256_loadu_ps(acc), corr), z = _mm256_mul_ps(_mm256_loadu_ps(acc + 8), corr);
             _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(x[r]), by, u));
-            _mm256_storeu_ps(acc + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(y[r]), by, v));
+            _mm256_storeu_ps(acc + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(y[r]), by, z));
         }
     }
-    prefetch_rest(s, next);
+    prefetch_rest(s, r0 ? NULL : a->head.next);
 }
 
 void rl_attn_v_q8_0_tile_avx2(const rl_attn_v_args *a) {
