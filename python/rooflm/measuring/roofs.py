@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from typing import Any, Optional, Union
 
+import numpy as np
+
 from rooflm import _core
 from rooflm._keywords import at_least, checked_keywords
 from rooflm._output import html_table, megabytes, show, table
@@ -79,8 +81,9 @@ def ceiling(
 ) -> Ceiling:
     """The most tokens per second that a model can generate with n_ctx positions in use.
 
-    Without bandwidth (GB/s, or text such as "17GB/s") the model's own bytes are read here with the best read kernel,
-    threads (default the free big cores) and the median of `passes` passes, after one that warms up: this loads them.
+    Without bandwidth (GB/s, or text such as "17GB/s") the model's own bytes, and as much memory as its keys and values
+    take, are read here with the best read kernel, threads (default the free big cores) and the median of `passes`
+    passes, after one that warms up: this loads them.
     """
     loaded = opened(model)
     bytes = bytes_per_token(loaded, n_ctx=n_ctx, kv=kv)
@@ -88,7 +91,8 @@ def ceiling(
         return Ceiling(bytes, parse_bandwidth(bandwidth), False, "given", None)
     from rooflm import machine
 
-    result = _core.read_bandwidth(read_arrays(loaded), threads=threads, passes=passes, cpus=cpus)
+    arrays = [*read_arrays(loaded), np.ones(int(bytes.kv), np.uint8)]
+    result = _core.read_bandwidth(arrays, threads=threads, passes=passes, cpus=cpus)
     n = int(result["threads"])
     return Ceiling(bytes, float(result["gbs"]), True, roof_name(bytes.total, n, machine()["caches"]), n)
 
