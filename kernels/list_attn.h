@@ -41,6 +41,8 @@ RL_ATTN(rl_attn_softmax_fn, rl_attn_softmax_ref, RL_TYPE_NONE, 0, ref, "softmax"
     RL_ATTN_TYPE_ROW(RL_Q8_0, q8_0, isa)
 RL_X86(RL_ATTN_ISA(avx2))
 RL_X86(RL_ATTN_ROWS(avx2))
+RL_X86(RL_ATTN(rl_attn_k_fn, rl_attn_k_q8_0_tile_avxvnni, RL_Q8_0, RL_ACT_Q16, avxvnni, "k.tile")
+           RL_ATTN(rl_attn_v_fn, rl_attn_v_q8_0_tile_avxvnni, RL_Q8_0, 0, avxvnni, "v.tile"))
 RL_X86(RL_ATTN_ISA(avx512))
 RL_X86(RL_ATTN_ROWS(avx512))
 RL_ARM(RL_ATTN_ISA(neon))
