@@ -42,16 +42,16 @@ def read_gbs(args, cache: KVCache) -> float:
 def decode(args) -> list[dict]:
     rng = np.random.default_rng(2)
     q = rng.standard_normal((1, args.heads, args.dim), dtype=np.float32)
+    # One for each tier: a cache keeps the kernels of the first that reads it, and the others look them up each time.
     caches = {
-        (kv, layout): filled(args, kv, args.layers, args.context, layout)
+        (kv, layout, isa): filled(args, kv, args.layers, args.context, layout)
         for kv in args.kv.split(",")
         for layout in args.layout.split(",")
+        for isa in args.isa.split(",")
     }
-    settings = [(*key, isa) for key in caches for isa in args.isa.split(",")]
-    found: dict = {s: {"s": [], "read": []} for s in settings}
+    found: dict = {s: {"s": [], "read": []} for s in caches}
     for _ in range(args.rounds):
-        for kv, layout, isa in settings:
-            cache = caches[kv, layout]
+        for (kv, layout, isa), cache in caches.items():
             before = read_gbs(args, cache)
             took = statistics.median(_attention_time(q, cache, args.threads, 3, isa))
             after = read_gbs(args, cache)
@@ -59,7 +59,7 @@ def decode(args) -> list[dict]:
             found[kv, layout, isa]["read"].append(max(before, after))
     rows = []
     for (kv, layout, isa), f in found.items():
-        cache = caches[kv, layout]
+        cache = caches[kv, layout, isa]
         share = statistics.median(cache.nbytes / s / 1e9 / r for r, s in zip(f["read"], f["s"]))
         took, read = statistics.median(f["s"]), statistics.median(f["read"])
         rows.append(
