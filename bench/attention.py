@@ -42,13 +42,13 @@ def read_gbs(args, cache: KVCache) -> float:
 def decode(args) -> list[dict]:
     rng = np.random.default_rng(2)
     q = rng.standard_normal((1, args.heads, args.dim), dtype=np.float32)
-    # One for each tier: a cache keeps the kernels of the first that reads it, and the others look them up each time.
-    caches = {
-        (kv, layout, isa): filled(args, kv, args.layers, args.context, layout)
-        for kv in args.kv.split(",")
-        for layout in args.layout.split(",")
-        for isa in args.isa.split(",")
-    }
+    # A fork, with the same pages, for each tier: a cache keeps the kernels of the first that reads it, and the others
+    # look them up each time.
+    caches = {}
+    for kv in args.kv.split(","):
+        for layout in args.layout.split(","):
+            cache = filled(args, kv, args.layers, args.context, layout)
+            caches.update({(kv, layout, isa): cache.fork() for isa in args.isa.split(",")})
     found: dict = {s: {"s": [], "read": []} for s in caches}
     for _ in range(args.rounds):
         for (kv, layout, isa), cache in caches.items():

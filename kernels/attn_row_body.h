@@ -16,7 +16,7 @@
 #ifndef RL_KERNELS_ATTN_ROW_BODY_H
 #define RL_KERNELS_ATTN_ROW_BODY_H
 
-#include "kernels/attn.h"
+#include "kernels/attn_parts.h"
 
 // 16 values from p on, 16 / W vectors; q8_0 times their scale.
 INLINE void row_load(const uint8_t *p, const rl_type type, float scale, V *out) {
@@ -143,28 +143,12 @@ INLINE void row_load_page(const rl_attn_side *s, const rl_attn_head *h, float *o
     }
 }
 
-#define BY_ROWS(f, a, type)                                                                                            \
-    for (size_t r = 0; r < (a)->nq; r += ROWS) switch ((a)->nq - r) {                                                  \
-        case 1:                                                                                                        \
-            f(a, r, 1, type);                                                                                          \
-            break;                                                                                                     \
-        case 2:                                                                                                        \
-            f(a, r, 2, type);                                                                                          \
-            break;                                                                                                     \
-        case 3:                                                                                                        \
-            f(a, r, 3, type);                                                                                          \
-            break;                                                                                                     \
-        default:                                                                                                       \
-            f(a, r, ROWS, type);                                                                                       \
-            break;                                                                                                     \
-        }
-
 #define ROW_KERNELS(type, t, isa)                                                                                      \
     void rl_attn_k_##t##_row_##isa(const rl_attn_k_args *a) {                                                          \
-        BY_ROWS(row_k, a, type)                                                                                        \
+        RL_ATTN_BY_ROWS(ROWS, row_k, a, type)                                                                          \
     }                                                                                                                  \
     void rl_attn_v_##t##_row_##isa(const rl_attn_v_args *a) {                                                          \
-        BY_ROWS(row_v, a, type)                                                                                        \
+        RL_ATTN_BY_ROWS(ROWS, row_v, a, type)                                                                          \
     }                                                                                                                  \
     void rl_attn_kload_##t##_row_##isa(const rl_attn_side *s, const rl_attn_head *h, float *out) {                     \
         row_load_page(s, h, out, type, 0);                                                                             \

@@ -298,7 +298,7 @@ def test_read_bandwidth_of_a_session_reads_its_pages(tmp_path, arch, kv):
         _core.read_bandwidth([a], kv=core)
 
 
-def test_read_bandwidth_of_a_cache(tmp_path):
+def test_read_bandwidth_of_a_cache():
     c = _core.KVCache(2, n_head_kv=3, head_dim=64, n_ctx=512, kv="q8_0")
     x = np.random.default_rng(4).standard_normal((2, 300, 3, 64), np.float32)
     c.append(x, x)

@@ -20,13 +20,6 @@ static const struct {
     {RL_CPU_NEON, "neon"},         {RL_CPU_DOTPROD, "dotprod"},   {RL_CPU_I8MM, "i8mm"},
 };
 
-// Puts a new reference into the dict and lets go of it; -1 when value is NULL or the dict cannot grow.
-static int put(PyObject *dict, const char *key, PyObject *value) {
-    int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
-    Py_XDECREF(value);
-    return rc;
-}
-
 static PyObject *int_or_none(int64_t v) {
     if (v > 0) return PyLong_FromLongLong(v);
     Py_RETURN_NONE;
@@ -161,9 +154,10 @@ int rl_py_place(rl_state *st, PyObject *threads, PyObject *cpus, rl_py_placement
 
 static PyObject *cpu_dict(const rl_cpu *c) {
     PyObject *d = PyDict_New();
-    if (d && put(d, "cpu", PyLong_FromLong(c->id)) == 0 && put(d, "allowed", PyBool_FromLong(c->allowed)) == 0 &&
-        put(d, "class", PyLong_FromLong(c->cls)) == 0 && put(d, "max_khz", int_or_none(c->max_khz)) == 0 &&
-        put(d, "capacity", int_or_none(c->capacity)) == 0 && put(d, "core", PyLong_FromLong(c->core)) == 0)
+    if (d && rl_py_put(d, "cpu", PyLong_FromLong(c->id)) == 0 &&
+        rl_py_put(d, "allowed", PyBool_FromLong(c->allowed)) == 0 &&
+        rl_py_put(d, "class", PyLong_FromLong(c->cls)) == 0 && rl_py_put(d, "max_khz", int_or_none(c->max_khz)) == 0 &&
+        rl_py_put(d, "capacity", int_or_none(c->capacity)) == 0 && rl_py_put(d, "core", PyLong_FromLong(c->core)) == 0)
         return d;
     Py_XDECREF(d);
     return NULL;
@@ -175,9 +169,11 @@ static PyObject *class_dict(const rl_cpus *c, int k) {
     for (int i = 0; i < c->n; i++)
         if (c->cpu[i].cls == k) ids[n++] = c->cpu[i].id;
     PyObject *d = PyDict_New();
-    if (d && put(d, "cpus", int_list(ids, n)) == 0 && put(d, "allowed", PyLong_FromLong(cls->n_allowed)) == 0 &&
-        put(d, "max_khz", int_or_none(cls->max_khz)) == 0 && put(d, "capacity", int_or_none(cls->capacity)) == 0 &&
-        put(d, "big", PyBool_FromLong(cls->big)) == 0)
+    if (d && rl_py_put(d, "cpus", int_list(ids, n)) == 0 &&
+        rl_py_put(d, "allowed", PyLong_FromLong(cls->n_allowed)) == 0 &&
+        rl_py_put(d, "max_khz", int_or_none(cls->max_khz)) == 0 &&
+        rl_py_put(d, "capacity", int_or_none(cls->capacity)) == 0 &&
+        rl_py_put(d, "big", PyBool_FromLong(cls->big)) == 0)
         return d;
     Py_XDECREF(d);
     return NULL;
@@ -202,18 +198,18 @@ static PyObject *cpus(PyObject *m, PyObject *args) {
     if (read_cpus(rl_state_of_module(m), root, &c) < 0) return NULL;
     PyObject *d = PyDict_New(), *none = Py_None;
     int rc = d ? 0 : -1;
-    rc = rc ? rc : put(d, "n", PyLong_FromLong(c->n));
-    rc = rc ? rc : put(d, "n_present", PyLong_FromLong(c->n_present));
-    rc = rc ? rc : put(d, "cpus", list_of(c, c->n, 0));
-    rc = rc ? rc : put(d, "classes", list_of(c, c->n_classes, 1));
-    rc = rc ? rc : put(d, "cgroup", int_or_none(c->cgroup));
-    rc = rc ? rc : put(d, "quota", c->quota > 0 ? PyFloat_FromDouble(c->quota) : Py_NewRef(none));
-    rc = rc ? rc : put(d, "memory_limit_bytes", int_or_none((int64_t)c->memory_limit));
-    rc = rc ? rc : put(d, "default_threads", PyLong_FromLong(c->default_threads));
+    rc = rc ? rc : rl_py_put(d, "n", PyLong_FromLong(c->n));
+    rc = rc ? rc : rl_py_put(d, "n_present", PyLong_FromLong(c->n_present));
+    rc = rc ? rc : rl_py_put(d, "cpus", list_of(c, c->n, 0));
+    rc = rc ? rc : rl_py_put(d, "classes", list_of(c, c->n_classes, 1));
+    rc = rc ? rc : rl_py_put(d, "cgroup", int_or_none(c->cgroup));
+    rc = rc ? rc : rl_py_put(d, "quota", c->quota > 0 ? PyFloat_FromDouble(c->quota) : Py_NewRef(none));
+    rc = rc ? rc : rl_py_put(d, "memory_limit_bytes", int_or_none((int64_t)c->memory_limit));
+    rc = rc ? rc : rl_py_put(d, "default_threads", PyLong_FromLong(c->default_threads));
     int named = 0; // with a quota there are more CPUs than threads
     while (named < c->default_threads && named < c->n) named++;
-    rc = rc ? rc : put(d, "default_cpus", int_list(c->default_cpus, named));
-    rc = rc ? rc : put(d, "reason", PyUnicode_DecodeUTF8(c->reason, (Py_ssize_t)strlen(c->reason), "replace"));
+    rc = rc ? rc : rl_py_put(d, "default_cpus", int_list(c->default_cpus, named));
+    rc = rc ? rc : rl_py_put(d, "reason", PyUnicode_DecodeUTF8(c->reason, (Py_ssize_t)strlen(c->reason), "replace"));
     free(c);
     if (rc == 0) return d;
     Py_XDECREF(d);

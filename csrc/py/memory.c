@@ -228,9 +228,7 @@ static PyObject *memory_bandwidth(PyObject *m, PyObject *args, PyObject *kw) {
     PyEval_RestoreThread(c.saved);
     if (rc != RL_OK) return raise_unless_pending(&c, &err);
     PyObject *d = result_dict(&r, c.o.n_threads);
-    PyObject *huge_size = d ? PyLong_FromSize_t(huge_bytes) : NULL;
-    if (d && (!huge_size || PyDict_SetItemString(d, "huge_bytes", huge_size) < 0)) Py_CLEAR(d);
-    Py_XDECREF(huge_size);
+    if (d && rl_py_put(d, "huge_bytes", PyLong_FromSize_t(huge_bytes)) < 0) Py_CLEAR(d);
     return d;
 }
 

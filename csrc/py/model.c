@@ -114,12 +114,6 @@ static PyObject *get_bytes_per_token(py_model *self, void *u) {
     return PyLong_FromUnsignedLongLong(rl_model_bytes_per_token(self->model));
 }
 
-static int put(PyObject *d, const char *key, PyObject *value) {
-    int rc = value ? PyDict_SetItemString(d, key, value) : -1;
-    Py_XDECREF(value);
-    return rc;
-}
-
 static PyObject *layer_list(const rl_hparams *hp, PyObject *(*item)(const rl_layer_hp *)) {
     PyObject *list = PyList_New(hp->n_layer);
     for (uint32_t i = 0; list && i < hp->n_layer; i++) {
@@ -155,29 +149,33 @@ static PyObject *get_hparams(py_model *self, void *u) {
     const rl_hparams *hp = hp_of(self);
     PyObject *d = PyDict_New();
     if (!d) return NULL;
-    int bad = put(d, "arch", PyUnicode_FromString(hp->arch->name)) || put(d, "n_layer", PyLong_FromLong(hp->n_layer)) ||
-              put(d, "n_embd", PyLong_FromLong(hp->n_embd)) || put(d, "n_vocab", PyLong_FromLong(hp->n_vocab)) ||
-              put(d, "n_ctx_train", PyLong_FromLong(hp->n_ctx_train)) ||
-              put(d, "head_dim_k", PyLong_FromLong(hp->dim_k)) || put(d, "head_dim_v", PyLong_FromLong(hp->dim_v)) ||
-              put(d, "n_rot", PyLong_FromLong(hp->n_rot)) || put(d, "n_head", layer_list(hp, item_n_head)) ||
-              put(d, "n_head_kv", layer_list(hp, item_n_head_kv)) || put(d, "n_ff", layer_list(hp, item_n_ff)) ||
-              put(d, "sliding", layer_list(hp, item_sliding)) || put(d, "rope", layer_list(hp, item_rope)) ||
-              put(d, "norm_eps", PyFloat_FromDouble(hp->norm_eps)) || put(d, "window", PyLong_FromLong(hp->window)) ||
-              put(d, "rope_base", PyFloat_FromDouble(hp->rope_base)) ||
-              put(d, "rope_base_swa", PyFloat_FromDouble(hp->rope_base_swa)) ||
-              put(d, "rope_scaling", PyUnicode_FromString(scaling[hp->scaling])) ||
-              put(d, "rope_factor", PyFloat_FromDouble(hp->rope_factor)) ||
-              put(d, "n_ctx_orig", PyLong_FromLong(hp->n_ctx_orig)) ||
-              put(d, "attn_scale", PyFloat_FromDouble(hp->attn_scale)) ||
-              put(d, "attn_softcap", PyFloat_FromDouble(hp->attn_softcap)) ||
-              put(d, "final_softcap", PyFloat_FromDouble(hp->final_softcap)) ||
-              put(d, "embed_scale", PyFloat_FromDouble(hp->embed_scale)) ||
-              put(d, "residual_scale", PyFloat_FromDouble(hp->residual_scale)) ||
-              put(d, "logit_scale", PyFloat_FromDouble(hp->logit_scale)) ||
-              put(d, "n_expert", PyLong_FromLong(hp->n_expert)) ||
-              put(d, "n_expert_used", PyLong_FromLong(hp->n_expert_used)) ||
-              put(d, "n_ff_expert", PyLong_FromLong(hp->n_ff_exp)) ||
-              put(d, "tied_output", PyBool_FromLong(self->model->w.tied));
+    int bad =
+        rl_py_put(d, "arch", PyUnicode_FromString(hp->arch->name)) ||
+        rl_py_put(d, "n_layer", PyLong_FromLong(hp->n_layer)) || rl_py_put(d, "n_embd", PyLong_FromLong(hp->n_embd)) ||
+        rl_py_put(d, "n_vocab", PyLong_FromLong(hp->n_vocab)) ||
+        rl_py_put(d, "n_ctx_train", PyLong_FromLong(hp->n_ctx_train)) ||
+        rl_py_put(d, "head_dim_k", PyLong_FromLong(hp->dim_k)) ||
+        rl_py_put(d, "head_dim_v", PyLong_FromLong(hp->dim_v)) || rl_py_put(d, "n_rot", PyLong_FromLong(hp->n_rot)) ||
+        rl_py_put(d, "n_head", layer_list(hp, item_n_head)) ||
+        rl_py_put(d, "n_head_kv", layer_list(hp, item_n_head_kv)) || rl_py_put(d, "n_ff", layer_list(hp, item_n_ff)) ||
+        rl_py_put(d, "sliding", layer_list(hp, item_sliding)) || rl_py_put(d, "rope", layer_list(hp, item_rope)) ||
+        rl_py_put(d, "norm_eps", PyFloat_FromDouble(hp->norm_eps)) ||
+        rl_py_put(d, "window", PyLong_FromLong(hp->window)) ||
+        rl_py_put(d, "rope_base", PyFloat_FromDouble(hp->rope_base)) ||
+        rl_py_put(d, "rope_base_swa", PyFloat_FromDouble(hp->rope_base_swa)) ||
+        rl_py_put(d, "rope_scaling", PyUnicode_FromString(scaling[hp->scaling])) ||
+        rl_py_put(d, "rope_factor", PyFloat_FromDouble(hp->rope_factor)) ||
+        rl_py_put(d, "n_ctx_orig", PyLong_FromLong(hp->n_ctx_orig)) ||
+        rl_py_put(d, "attn_scale", PyFloat_FromDouble(hp->attn_scale)) ||
+        rl_py_put(d, "attn_softcap", PyFloat_FromDouble(hp->attn_softcap)) ||
+        rl_py_put(d, "final_softcap", PyFloat_FromDouble(hp->final_softcap)) ||
+        rl_py_put(d, "embed_scale", PyFloat_FromDouble(hp->embed_scale)) ||
+        rl_py_put(d, "residual_scale", PyFloat_FromDouble(hp->residual_scale)) ||
+        rl_py_put(d, "logit_scale", PyFloat_FromDouble(hp->logit_scale)) ||
+        rl_py_put(d, "n_expert", PyLong_FromLong(hp->n_expert)) ||
+        rl_py_put(d, "n_expert_used", PyLong_FromLong(hp->n_expert_used)) ||
+        rl_py_put(d, "n_ff_expert", PyLong_FromLong(hp->n_ff_exp)) ||
+        rl_py_put(d, "tied_output", PyBool_FromLong(self->model->w.tied));
     if (bad) Py_CLEAR(d);
     return d;
 }

@@ -70,6 +70,12 @@ int rl_py_check_keywords(PyObject *kw, const char *function, char *const *names)
 int rl_py_check_whole(const char *name, PyObject *value);
 /// The same for all keywords among counts (NULL-terminated). None is for the caller to judge.
 int rl_py_check_counts(PyObject *kw, const char *const *counts);
+/// Puts a new reference into the dict and lets go of it; -1 when value is NULL or the dict cannot grow.
+static inline int rl_py_put(PyObject *dict, const char *key, PyObject *value) {
+    int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
+    Py_XDECREF(value);
+    return rc;
+}
 /// One FallbackWarning; -1 with an exception set when warnings are errors.
 int rl_warn_fallback(rl_state *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -109,5 +109,4 @@ void rl_kv_forget_evicted(rl_kv *kv) {
             memset(&l->originals[p], 0, sizeof *l->originals);
         }
     }
-    rl_kv_set_counts(kv, rl_kv_length(kv), 0);
 }

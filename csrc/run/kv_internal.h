@@ -89,7 +89,7 @@ void rl_kv_geometry(const rl_kv_config *c, size_t layer, rl_kv_layer *out);
 rl_status rl_kv_check_evict(const rl_kv_config *c, rl_err *err);
 /// Whether the sinks of a layer have been turned and its `originals` are held.
 bool rl_kv_has_originals(const rl_kv *kv, size_t layer);
-/// Puts the sinks back as they were stored, for a cache that is cut to them.
+/// Puts the sinks back as they were stored, for a cache that is cut to them. The counts are the caller's to set.
 void rl_kv_forget_evicted(rl_kv *kv);
 /// Turns the keys of all tokens of a page, as they are stored.
 void rl_kv_turn_page(const rl_kv *kv, size_t layer, uint8_t *page, rl_kv_turn_fn turn, void *arg);
@@ -98,7 +98,6 @@ void rl_kv_turn_page(const rl_kv *kv, size_t layer, uint8_t *page, rl_kv_turn_fn
 rl_status rl_kv_low_create(rl_kv_low **out, const rl_kv *kv, rl_kv_basis *basis, rl_err *err);
 void rl_kv_low_free(rl_kv_low *low);
 rl_status rl_kv_low_fork(const rl_kv *kv, rl_kv *to, rl_err *err);
-size_t rl_kv_low_bytes(const rl_kv *kv);
 /// out[j] = sum over the rows of x[i] m[i][j]; and out[i] = sum over the columns of x[j] m[i][j], which is slower.
 void rl_kv_times(const float *x, const float *m, size_t rows, size_t cols, float *out);
 void rl_kv_dots(const float *x, const float *m, size_t rows, size_t cols, float *out);

@@ -198,7 +198,3 @@ rl_status rl_kv_low_fork(const rl_kv *kv, rl_kv *to, rl_err *err) {
     to->low = low;
     return rl_kv_fork(kv->low->kv, &low->kv, err);
 }
-
-size_t rl_kv_low_bytes(const rl_kv *kv) {
-    return kv->low ? rl_kv_bytes_in_use(kv->low->kv) + kv->low->basis->n * sizeof(float) : 0;
-}

@@ -167,23 +167,26 @@ static size_t used_slots(const rl_kv *kv, const rl_kv_layer *l) {
     return end < l->first ? l->first : end < l->n_pages ? end : l->n_pages;
 }
 
-size_t rl_kv_bytes_in_use(const rl_kv *kv) {
-    size_t n = rl_kv_low_bytes(kv);
-    for (size_t i = 0; i < kv->config.n_layer; i++) {
-        const rl_kv_layer *l = &kv->layers[i];
-        for (size_t p = l->first; p < used_slots(kv, l); p++) n += l->slots[p].data ? l->page_bytes : 0;
-        if (rl_kv_has_originals(kv, i)) n += kv->config.sinks / RL_PAGE_TOKENS * l->page_bytes;
-    }
-    return n;
-}
-
 void rl_kv_each_page(const rl_kv *kv, void (*fn)(void *arg, const void *data, size_t bytes), void *arg) {
     for (size_t i = 0; i < kv->config.n_layer; i++) {
         const rl_kv_layer *l = &kv->layers[i];
-        for (size_t p = l->first; p < used_slots(kv, l); p++)
+        for (size_t p = l->first, end = used_slots(kv, l); p < end; p++)
             if (l->slots[p].data) fn(arg, l->slots[p].data, l->page_bytes);
     }
     if (kv->low) rl_kv_each_page(kv->low->kv, fn, arg);
+}
+
+static void add_bytes(void *n, const void *data, size_t bytes) {
+    (void)data;
+    *(size_t *)n += bytes;
+}
+
+size_t rl_kv_bytes_in_use(const rl_kv *kv) {
+    size_t n = kv->low ? kv->low->basis->n * sizeof(float) : 0;
+    rl_kv_each_page(kv, add_bytes, &n);
+    for (size_t i = 0; i < kv->config.n_layer; i++)
+        if (rl_kv_has_originals(kv, i)) n += kv->config.sinks / RL_PAGE_TOKENS * kv->layers[i].page_bytes;
+    return n;
 }
 
 size_t rl_kv_n_pages(const rl_kv *kv, size_t layer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of attention over q8_0 pages share: weights of V as integers, prefetching, and groups of query rows.
+// What the kernels of attention over q8_0 pages share: weights of V as integers.
 #ifndef RL_KERNELS_ARM_ATTN_Q8_H
 #define RL_KERNELS_ARM_ATTN_Q8_H
 
@@ -10,14 +10,9 @@
 #include <string.h>
 
 #include "kernels/arm/loop.h"
-#include "kernels/attn.h"
+#include "kernels/attn_parts.h"
 
 #define INLINE static inline __attribute__((always_inline))
-
-// Lines of the next page are asked for as this one is read: both have the same size.
-INLINE void ahead(const uint8_t *next, size_t at) {
-    if (next) __builtin_prefetch(next + at, 0, 2);
-}
 
 // Weights of one row times the scales of one group, rounded to integers of at most `most` times the step returned.
 // Scales from token n_tok on are not looked at.
@@ -42,21 +37,5 @@ INLINE float weights16(const float *p, const float *scales, size_t n_tok, const 
     }
     return vminvq_u32(good) ? top * (1.0f / most) : __builtin_nanf("");
 }
-
-#define BY_ROWS(f, a)                                                                                                  \
-    for (size_t r = 0; r < (a)->nq; r += 4) switch ((a)->nq - r) {                                                     \
-        case 1:                                                                                                        \
-            f(a, r, 1);                                                                                                \
-            break;                                                                                                     \
-        case 2:                                                                                                        \
-            f(a, r, 2);                                                                                                \
-            break;                                                                                                     \
-        case 3:                                                                                                        \
-            f(a, r, 3);                                                                                                \
-            break;                                                                                                     \
-        default:                                                                                                       \
-            f(a, r, 4);                                                                                                \
-            break;                                                                                                     \
-        }
 
 #endif

@@ -96,7 +96,8 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
             for (size_t d = i; d < end; d += 16, k += 256) {
                 RL_LOOP(nq, 128);
                 if (t % 16 == 0)
-                    for (size_t line = 0; line < 256; line += 64) ahead(next, (size_t)(k - a->head.data) + line);
+                    for (size_t line = 0; line < 256; line += 64)
+                        rl_attn_ahead(next, (size_t)(k - a->head.data) + line);
                 four_lines(k, 64, high, low, d, nq, sum);
             }
             for (int j = 0; j < 2; j++) {
@@ -112,7 +113,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     }
 }
 
-void rl_attn_k_q8_0_tile_dotprod(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
+void rl_attn_k_q8_0_tile_dotprod(const rl_attn_k_args *a){RL_ATTN_BY_ROWS(4, k_rows, a)}
 
 INLINE float split_weights(const float *p, const float *scales, size_t n_tok, int8_t *high, int8_t *low) {
     int16x8_t w[8];
@@ -143,7 +144,7 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
             RL_LOOP(nq, 128);
             const uint8_t *v = a->head.data + i * 4 + t / 4 * stride;
             if (i % 16 == 0)
-                for (size_t g = 0; g < 4; g++) ahead(next, i * 4 + (t / 4 + g) * stride);
+                for (size_t g = 0; g < 4; g++) rl_attn_ahead(next, i * 4 + (t / 4 + g) * stride);
             four_lines(v, stride, high, low, t, nq, sum);
         }
         for (int r = 0; r < nq; r++) {
@@ -156,5 +157,5 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
 }
 
 void rl_attn_v_q8_0_tile_dotprod(const rl_attn_v_args *a) {
-    BY_ROWS(v_rows, a)
+    RL_ATTN_BY_ROWS(4, v_rows, a)
 }

@@ -59,7 +59,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
             size_t end = i + 32 < s->pad ? i + 32 : s->pad;
             for (size_t j = i; j < end; j += 4, k += 64) {
                 RL_LOOP(nq, 32);
-                if (t % 16 == 0) ahead(next, (size_t)(k - a->head.data));
+                if (t % 16 == 0) rl_attn_ahead(next, (size_t)(k - a->head.data));
                 half_line(k, q + j, a->ld_q, nq, sum);
             }
             float32x4_t d0 = vld1q_f32(scales), d1 = vld1q_f32(scales + 4);
@@ -76,7 +76,7 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     }
 }
 
-void rl_attn_k_q8_0_tile_neon(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
+void rl_attn_k_q8_0_tile_neon(const rl_attn_k_args *a){RL_ATTN_BY_ROWS(4, k_rows, a)}
 
 // Every four as 0 2 1 3.
 INLINE float ordered_weights(const float *p, const float *scales, size_t n_tok, int16_t *out) {
@@ -102,7 +102,7 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
         clear(sum, nq);
         for (size_t t = 0; t < groups4; t++) {
             RL_LOOP(nq, 32);
-            if (i % 16 == 0) ahead(next, i * 4 + t * stride);
+            if (i % 16 == 0) rl_attn_ahead(next, i * 4 + t * stride);
             half_line(a->head.data + i * 4 + t * stride, w[0] + 4 * t, 64, nq, sum);
         }
         for (int r = 0; r < nq; r++) {
@@ -115,5 +115,5 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
 }
 
 void rl_attn_v_q8_0_tile_neon(const rl_attn_v_args *a) {
-    BY_ROWS(v_rows, a)
+    RL_ATTN_BY_ROWS(4, v_rows, a)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over q8_0 pages in vectors of 256 bits: int16 queries and weights times bytes widened by shifts. A line of
 // K is 16 tokens by 4 dims, a line of V 16 dims by 4 tokens, each two registers: no horizontal sums. Included once per
-// ISA file, after RL_ISA and, of AVX-VNNI, RL_DPWSSD are defined.
+// ISA file, which defines RL_DPWSSD before where there is one, and makes its kernels by ATTN_Q8_KERNELS.
 //
 // Integers: at most 32 * 127 * 32767 < 2^27 per group of K, 64 * 127 * 32767 < 2^29 per page of V, and a pair of
 // products 2 * 127 * 32767 < 2^24. Floats: scores sum groups in rising order, by fused multiply-add; an output is
@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "kernels/attn.h"
+#include "kernels/attn_parts.h"
 #include "kernels/unroll.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -52,11 +52,6 @@ INLINE void line(const uint8_t *p, const int16_t *const *w, size_t at, const int
         b[r] = two_pairs(b[r], y0, w0, y1, w1);
         __asm__("" : "+x"(a[r]), "+x"(b[r])); // or else gcc adds up the lines of a loop as a tree, on the stack
     }
-}
-
-INLINE void prefetch_rest(const rl_attn_side *s, const uint8_t *next) {
-    if (!next) return;
-    for (size_t i = s->scales; i < s->head; i += 64) _mm_prefetch((const char *)next + i, _MM_HINT_T1);
 }
 
 // Scores of 16 tokens over a group of dims, of which `lines` times four are there, on top of those of the groups before
@@ -111,29 +106,8 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
             k += read, next += read;
         }
     }
-    prefetch_rest(s, r0 ? NULL : a->head.next);
+    rl_attn_ahead_scales(s, r0 ? NULL : a->head.next);
 }
-
-#define BY_ROWS(f, a)                                                                                                  \
-    for (size_t r = 0; r < (a)->nq; r += 4) switch ((a)->nq - r) {                                                     \
-        case 1:                                                                                                        \
-            f(a, r, 1);                                                                                                \
-            break;                                                                                                     \
-        case 2:                                                                                                        \
-            f(a, r, 2);                                                                                                \
-            break;                                                                                                     \
-        case 3:                                                                                                        \
-            f(a, r, 3);                                                                                                \
-            break;                                                                                                     \
-        default:                                                                                                       \
-            f(a, r, 4);                                                                                                \
-            break;                                                                                                     \
-        }
-
-#define NAME2(side, isa) rl_attn_##side##_q8_0_tile_##isa
-#define NAME(side, isa) NAME2(side, isa)
-
-void NAME(k, RL_ISA)(const rl_attn_k_args *a){BY_ROWS(k_rows, a)}
 
 // Four tokens of weights16 lie here: packing leaves the second and the third four of every sixteen exchanged.
 INLINE size_t weights_at(size_t four_tokens) {
@@ -212,11 +186,15 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
         for (size_t j = i; j < i + 64 && j < s->pad; j += 16)
             v_dims(a, r0, j, w[(j - i) / 32], step[(j - i) / 32], nq, next);
     }
-    prefetch_rest(s, r0 ? NULL : a->head.next);
+    rl_attn_ahead_scales(s, r0 ? NULL : a->head.next);
 }
 
-void NAME(v, RL_ISA)(const rl_attn_v_args *a) {
-    BY_ROWS(v_rows, a)
-}
+#define ATTN_Q8_KERNELS(isa)                                                                                           \
+    void rl_attn_k_q8_0_tile_##isa(const rl_attn_k_args *a) {                                                          \
+        RL_ATTN_BY_ROWS(4, k_rows, a)                                                                                  \
+    }                                                                                                                  \
+    void rl_attn_v_q8_0_tile_##isa(const rl_attn_v_args *a) {                                                          \
+        RL_ATTN_BY_ROWS(4, v_rows, a)                                                                                  \
+    }
 
 #endif

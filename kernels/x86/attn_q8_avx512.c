@@ -9,7 +9,7 @@
 // Integers: high and low sums of K at most 32 * 255 * 128 < 2^21 per group, 256 * high + low - 128 * (sum of q) at most
 // 32 * 127 * 32639 < 2^27 (in between below 2^30); of V 64 * 255 * 127 < 2^21 per page, together below 2^29.
 // Floats: scores sum groups in rising order, by fused multiply-add; an output is acc * corr + sum * step.
-#include "kernels/attn.h"
+#include "kernels/attn_parts.h"
 
 #if !defined(__AVX512VNNI__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__)
 #error "compile with the flags of the avx512 tier"
@@ -24,14 +24,6 @@ INLINE __m512i four(const uint8_t *p) {
     int32_t x;
     memcpy(&x, p, 4);
     return _mm512_set1_epi32(x);
-}
-
-INLINE void ahead(const uint8_t *next, size_t at) {
-    if (next) _mm_prefetch((const char *)next + at, _MM_HINT_T1);
-}
-
-INLINE void prefetch_rest(const rl_attn_side *s, const uint8_t *next) {
-    for (size_t i = s->scales; i < s->head; i += 64) ahead(next, i);
 }
 
 INLINE __m512 total(__m512i high, __m512i low) {
@@ -74,7 +66,7 @@ INLINE void k_lines(const rl_attn_k_args *a, const split *q, size_t r0, size_t t
             for (int j = 0; j < 2; j++) {
                 size_t at = (t / 16 + (size_t)j) * block + d * 16;
                 x[j] = _mm512_xor_si512(_mm512_loadu_si512(a->head.data + at), flip);
-                ahead(next, at);
+                rl_attn_ahead(next, at);
             }
             for (int r = 0; r < nq; r++) {
                 __m512i h = four(q[r].high + d), l = four(q[r].low + d);
@@ -102,27 +94,11 @@ INLINE void k_rows(const rl_attn_k_args *a, size_t r0, const int nq) {
     split q[MAX_ROWS];
     for (int r = 0; r < nq; r++) split_query((const int16_t *)a->q + (r0 + (size_t)r) * a->ld_q, a->side->pad, &q[r]);
     for (size_t t = 0; t < 64; t += 32) k_lines(a, q, r0, t, nq, next);
-    prefetch_rest(a->side, next);
+    rl_attn_ahead_scales(a->side, next);
 }
 
-#define BY_ROWS(f, a)                                                                                                  \
-    for (size_t r = 0; r < (a)->nq; r += MAX_ROWS) switch ((a)->nq - r) {                                              \
-        case 1:                                                                                                        \
-            f(a, r, 1);                                                                                                \
-            break;                                                                                                     \
-        case 2:                                                                                                        \
-            f(a, r, 2);                                                                                                \
-            break;                                                                                                     \
-        case 3:                                                                                                        \
-            f(a, r, 3);                                                                                                \
-            break;                                                                                                     \
-        default:                                                                                                       \
-            f(a, r, 4);                                                                                                \
-            break;                                                                                                     \
-        }
-
 void rl_attn_k_q8_0_tile_avx512(const rl_attn_k_args *a) {
-    BY_ROWS(k_rows, a)
+    RL_ATTN_BY_ROWS(MAX_ROWS, k_rows, a)
 }
 
 // Weights of one row as bytes. Groups of four tokens lie as a 4 x 4 matrix turned over: group u at column u / 4 of row
@@ -168,7 +144,7 @@ INLINE void v_lines(const rl_attn_v_args *a, const weights *w, size_t r0, size_t
         __m512i x[2];
         for (int j = 0; j < nl; j++) {
             x[j] = _mm512_loadu_si512(v + u * stride + 64 * j);
-            ahead(next, g * 128 + u * stride + 64 * (size_t)j);
+            rl_attn_ahead(next, g * 128 + u * stride + 64 * (size_t)j);
         }
         size_t at = weights_at(u);
         for (int r = 0; r < nq; r++) {
@@ -201,9 +177,9 @@ INLINE void v_rows(const rl_attn_v_args *a, size_t r0, const int nq) {
         else
             v_lines(a, w, r0, g, nq, 1, next);
     }
-    prefetch_rest(s, next);
+    rl_attn_ahead_scales(s, next);
 }
 
 void rl_attn_v_q8_0_tile_avx512(const rl_attn_v_args *a) {
-    BY_ROWS(v_rows, a)
+    RL_ATTN_BY_ROWS(MAX_ROWS, v_rows, a)
 }

@@ -3,6 +3,7 @@
 #ifndef __AVXVNNI__
 #error "needs AVX-VNNI"
 #endif
-#define RL_ISA avxvnni
 #define RL_DPWSSD _mm256_dpwssd_avx_epi32
 #include "kernels/x86/attn_q8_256.h"
+
+ATTN_Q8_KERNELS(avxvnni)

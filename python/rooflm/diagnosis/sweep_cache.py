@@ -69,14 +69,15 @@ def _walk(cache: _core.KVCache, shape: dict[str, int], threads: int, count: bool
     else:
         times = _core._attention_time(q, cache, threads, walks)
     took = statistics.median(times)
+    gbs = nbytes / took / 1e9
     read = _core.read_bandwidth([], kv=cache, threads=threads, passes=WALKS, repeat=max(walks // WALKS, 1))["gbs"]
     k, v = _core._attention_kernels(cache, 1)[:2]
     return {
         "kv_bytes": nbytes,
         "attention_us": took * 1e6,
-        "attention_gbs": nbytes / took / 1e9,
+        "attention_gbs": gbs,
         "read_gbs": read,
-        "share": nbytes / took / 1e9 / read,
+        "share": gbs / read,
         "kernels": [k, v],
         **misses,
     }
