@@ -13,6 +13,7 @@
 #ifndef RL_KERNELS_API_H
 #define RL_KERNELS_API_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -106,15 +107,26 @@ typedef void (*rl_act_q16_fn)(const float *x, size_t cols, int16_t *q, float *d,
 // out[t * ld_out + r] = dot(row r, activation tok0 + t) for r < n_rows, t < n_tok <= RL_ROWS_MAX_TOK.
 // Never reads past the last row's end: the file may end there.
 #define RL_ROWS_MAX_TOK 8
+// Rows that are read from several places by turns: see `apart`.
+#define RL_ROWS_STRIPS 8
 typedef struct rl_rows_args {
     const uint8_t *w;
     size_t row_bytes, cols, n_rows;
+    // 0: rows follow each other. Else those of RL_ROWS_STRIPS strips by turns, which begin `apart` rows from each
+    // other, in w and in out alike; n_rows is a multiple of their number. Entries for x86-64 and the references alone
+    // take it.
+    size_t apart;
     const rl_act *act;
     size_t tok0, n_tok;
     float *out;
     size_t ld_out;
 } rl_rows_args;
 typedef void (*rl_rows_fn)(const rl_rows_args *a);
+
+/// Where row i of n_rows lies, counted in rows from w and in floats from out.
+static inline size_t rl_row_at(size_t i, size_t apart) {
+    return apart ? i % RL_ROWS_STRIPS * apart + i / RL_ROWS_STRIPS : i;
+}
 
 // THE descriptor. registry.c holds one per kernel; dispatch, tests, benchmarks and Python read the same
 // table.
@@ -140,6 +152,7 @@ typedef struct rl_dispatch {
     char overrides[512];
     // Looked up once: every input of every matmul of every token is quantized by these.
     const struct rl_kernel *act_q8, *act_q16;
+    bool strips; // rows of large matrices are read from RL_ROWS_STRIPS places by turns
 } rl_dispatch;
 
 /// isa_limit: NULL or a tier name ("ref", "avx2", ...): the best tier to use. overrides: NULL or a

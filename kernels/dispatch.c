@@ -112,6 +112,7 @@ rl_status rl_dispatch_init(rl_dispatch *d, const char *isa_limit, const char *ov
     for (int i = 0; i <= limit; i++)
         if (tiers[i].here && (tiers[i].mask & d->features) == tiers[i].mask) d->isa = tiers[i].name;
     RL_TRY(take_overrides(d, overrides, err));
+    d->strips = rl_cpu_wants_strips();
     d->act_q8 = rl_kernel_find(d, RL_FAM_ACT, RL_TYPE_NONE, RL_ACT_Q8, NULL);
     d->act_q16 = rl_kernel_find(d, RL_FAM_ACT, RL_TYPE_NONE, RL_ACT_Q16, NULL);
     return RL_OK;

@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <string.h>
 
 // What the operating system saves on a context switch. A register file that it does not save must not be
 // used, whatever CPUID says.
@@ -37,6 +38,15 @@ uint64_t rl_cpu_features(void) {
     return f;
 }
 
+// Intel's prefetcher into the second-level cache follows each 4 KB page by itself and has more requests under way than
+// the first-level cache has buffers for, so it needs several pages to follow at a time: docs/performance.md. AMD's does
+// as well with one.
+bool rl_cpu_wants_strips(void) {
+    uint32_t a, name[3];
+    if (!__get_cpuid(0, &a, &name[0], &name[2], &name[1])) return false;
+    return memcmp(name, "GenuineIntel", sizeof name) == 0;
+}
+
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 
@@ -51,8 +61,16 @@ uint64_t rl_cpu_features(void) {
     return f;
 }
 
+bool rl_cpu_wants_strips(void) {
+    return false;
+}
+
 #else
 uint64_t rl_cpu_features(void) {
     return 0;
+}
+
+bool rl_cpu_wants_strips(void) {
+    return false;
 }
 #endif

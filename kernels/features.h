@@ -3,6 +3,7 @@
 #ifndef RL_KERNELS_FEATURES_H
 #define RL_KERNELS_FEATURES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define RL_CPU_AVX2 (1ull << 0)
@@ -19,5 +20,8 @@
 #define RL_CPU_I8MM (1ull << 34)
 
 uint64_t rl_cpu_features(void);
+
+/// Whether rows come faster from several places by turns (rl_rows_args.apart) than one after the other.
+bool rl_cpu_wants_strips(void);
 
 #endif

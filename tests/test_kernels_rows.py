@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 
 import numpy as np
 import pytest
@@ -210,6 +211,19 @@ def test_neighbours_do_not_change_a_row(k):
             np.testing.assert_array_equal(np.concatenate(by_three, axis=1), alone)
 
 
+@pytest.mark.parametrize("k", [k for k in HERE if k.isa not in ("neon", "dotprod", "i8mm")], ids=name_of)
+def test_strips_give_the_same_bits(k):
+    """Rows of eight strips by turns, 512 columns of each: sums wait while other rows have theirs."""
+    rng = np.random.default_rng(11)
+    for cols in {1: (575, 1031), 32: (64, 544, 1088, 1600), 256: (512, 1280)}[ALL[k.type][0]]:
+        raw = random_rows(rng, k.type, 24, cols)
+        for tok in (1, 2, 3, 8):
+            x = rng.normal(size=(tok, cols)).astype(np.float32)
+            by_turns = np.full((tok, 24), np.nan, np.float32)
+            _core._rows(k.name, raw, raw.shape[1], 24, x, by_turns, 1, "ref", True)
+            np.testing.assert_array_equal(by_turns, run(k.name, raw, cols, x), err_msg=f"{cols} columns, {tok} tokens")
+
+
 @pytest.mark.parametrize("isa", ["ref"] + sorted({k.isa for k in rooflm.kernels() if k.available} - {"ref"}))
 def test_activations(isa):
     rng = np.random.default_rng(8)
@@ -297,6 +311,28 @@ def test_linear(kind, compute):
             np.testing.assert_array_equal(got, again)
     one = rooflm.linear(x[0], Tensor(kind, raw, 512), compute=compute)
     assert one.shape == (83,)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="strips are for x86-64")
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "Q4_1", "F16"])
+def test_matrices_in_strips_give_the_same_bits(kind, monkeypatch):
+    """Whole units lie in strips, rows behind them do not; threads and numbers of tokens change nothing."""
+    rng = np.random.default_rng(12)
+    raw = np.resize(random_rows(rng, kind, 130, 1024), (1931, random_rows(rng, kind, 1, 1024).shape[1]))
+    assert raw.nbytes > 1 << 20
+    for tokens in (1, 3, 9):
+        x = rng.normal(size=(tokens, 1024)).astype(np.float32)
+        got = {}
+        for strips in "01":
+            monkeypatch.setenv("ROOFLM_STRIPS", strips)
+            assert _core._isa()["strips"] == (strips == "1")
+            for threads in (1, 2, 3):
+                got[strips, threads] = rooflm.linear(x, Tensor(kind, raw, 1024), compute="int8", threads=threads)
+        for other in got.values():
+            np.testing.assert_array_equal(other, got["0", 1])
+    monkeypatch.setenv("ROOFLM_STRIPS", "yes")
+    with pytest.raises(ValueError, match="ROOFLM_STRIPS must be 0 or 1"):
+        rooflm.linear(x, Tensor(kind, raw, 1024))
 
 
 def test_linear_refuses_what_does_not_fit():

@@ -44,15 +44,36 @@ static int text_or_env(PyObject *o, const char *env, const char *what, const cha
     return *out ? 0 : -1;
 }
 
+// ROOFLM_STRIPS overrides what the CPU wants.
+static int strips_by_env(bool *strips) {
+    const char *given = getenv("ROOFLM_STRIPS");
+    if (!given || !*given) return 0;
+    if ((given[0] != '0' && given[0] != '1') || given[1]) {
+        PyErr_Format(PyExc_ValueError, "ROOFLM_STRIPS must be 0 or 1, not '%.40s'", given);
+        return -1;
+    }
+#if !defined(__x86_64__)
+    if (given[0] == '1') {
+        PyErr_SetString(PyExc_ValueError,
+                        "ROOFLM_STRIPS=1 is for x86-64: the kernels here read rows one after the other");
+        return -1;
+    }
+#endif
+    *strips = given[0] == '1';
+    return 0;
+}
+
 int rl_py_dispatch(rl_state *st, PyObject *isa, PyObject *kernels, rl_dispatch *d) {
     const char *limit, *names;
     if (text_or_env(isa, "ROOFLM_ISA", "isa", &limit) < 0) return -1;
     if (text_or_env(kernels, "ROOFLM_KERNELS", "kernels", &names) < 0) return -1;
     rl_err err;
     rl_err_clear(&err);
-    if (rl_dispatch_init(d, limit, names, &err) == RL_OK) return 0;
-    rl_raise(st, &err);
-    return -1;
+    if (rl_dispatch_init(d, limit, names, &err) != RL_OK) {
+        rl_raise(st, &err);
+        return -1;
+    }
+    return strips_by_env(&d->strips);
 }
 
 int rl_py_compute(const char *name, rl_compute *out) {
@@ -291,16 +312,18 @@ static PyObject *linear_seconds(PyObject *m, PyObject *args) {
     return linear_args(m, args, true);
 }
 
-// _rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None) -> seconds of all repeats. Calls one rows kernel on
-// raw bytes; `isa` limits the kernels that quantize x. out may be wider than n_rows.
+// _rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None, strips=False) -> seconds of all repeats. Calls one
+// rows kernel on raw bytes; `isa` limits the kernels that quantize x; strips: by turns, n_rows a multiple of 4. out may
+// be wider than n_rows.
 static PyObject *rows(PyObject *m, PyObject *args) {
     rl_state *st = rl_state_of_module(m);
     const char *name;
     Py_buffer w, x = {0}, out = {0};
     Py_ssize_t row_bytes, n_rows;
     PyObject *xo, *outo, *isa = NULL, *result = NULL;
-    int repeats = 1;
-    if (!PyArg_ParseTuple(args, "sy*nnOO|iO:_rows", &name, &w, &row_bytes, &n_rows, &xo, &outo, &repeats, &isa))
+    int repeats = 1, strips = 0;
+    if (!PyArg_ParseTuple(args, "sy*nnOO|iOp:_rows", &name, &w, &row_bytes, &n_rows, &xo, &outo, &repeats, &isa,
+                          &strips))
         return NULL;
     owned_act act = {0};
     rl_dispatch d, act_d;
@@ -317,7 +340,7 @@ static PyObject *rows(PyObject *m, PyObject *args) {
     const rl_dtype *t = k->family == RL_FAM_ROWS ? rl_dtype_of(k->type) : NULL;
     size_t cols = (size_t)x.shape[1], n_tok = (size_t)x.shape[0];
     if (!t || cols % t->block || row_bytes < (Py_ssize_t)(cols / t->block * t->bytes) || n_rows < 1 ||
-        out.shape[0] != x.shape[0] || out.shape[1] < n_rows ||
+        (strips && n_rows % RL_ROWS_STRIPS) || out.shape[0] != x.shape[0] || out.shape[1] < n_rows ||
         w.len / row_bytes + (w.len % row_bytes >= (Py_ssize_t)(cols / t->block * t->bytes)) < n_rows) {
         PyErr_SetString(PyExc_ValueError, "sizes do not fit");
         goto done;
@@ -333,6 +356,7 @@ static PyObject *rows(PyObject *m, PyObject *args) {
                 .row_bytes = (size_t)row_bytes,
                 .cols = cols,
                 .n_rows = (size_t)n_rows,
+                .apart = strips ? (size_t)n_rows / RL_ROWS_STRIPS : 0,
                 .act = &act.act,
                 .tok0 = t0,
                 .n_tok = n_tok - t0 < RL_ROWS_MAX_TOK ? n_tok - t0 : RL_ROWS_MAX_TOK,
@@ -399,7 +423,7 @@ static PyMethodDef methods[] = {
      "_linear_seconds(x, raw, type, rows, out, compute, kernel, threads, isa, kernels, repeats, /)\n--\n\n"
      "The same, repeated in a team of threads that runs already; returns the seconds of one product."},
     {"_rows", rows, METH_VARARGS,
-     "_rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None, /)\n--\n\n"
+     "_rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None, strips=False, /)\n--\n\n"
      "Calls one rows kernel on raw bytes; returns the seconds of all repeats together."},
     {"_act", act, METH_VARARGS,
      "_act(x, formats, isa=None, /)\n--\n\nQuantizes activations; returns the padded arrays as bytes."},

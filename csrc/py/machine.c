@@ -248,8 +248,9 @@ static PyObject *isa_info(PyObject *m, PyObject *args) {
         if (!s || PyList_Append(can, s) < 0) Py_CLEAR(can);
         Py_XDECREF(s);
     }
-    PyObject *result =
-        names && can ? Py_BuildValue("{s:s,s:O,s:O}", "in_use", d.isa, "available", can, "features", names) : NULL;
+    PyObject *result = names && can ? Py_BuildValue("{s:s,s:O,s:O,s:O}", "in_use", d.isa, "available", can, "features",
+                                                    names, "strips", d.strips ? Py_True : Py_False)
+                                    : NULL;
     Py_XDECREF(names), Py_XDECREF(can);
     return result;
 }
@@ -290,7 +291,8 @@ static PyObject *last_threads(PyObject *m, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"_cpus", cpus, METH_VARARGS, "_cpus(root='/', /)\n--\n\nCPUs, classes, limits, default threads; see machine()."},
-    {"_isa", isa_info, METH_VARARGS, "_isa(isa=None, /)\n--\n\nTiers available and in use, CPU features."},
+    {"_isa", isa_info, METH_VARARGS,
+     "_isa(isa=None, /)\n--\n\nTiers available and in use, CPU features, and whether rows are read in strips."},
     {"_last_threads", last_threads, METH_NOARGS,
      "_last_threads()\n--\n\n(CPU it ran on, None or why it could not be pinned) of each thread of the last parallel "
      "work."},

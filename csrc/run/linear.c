@@ -10,6 +10,18 @@
 
 #define UNIT_ROWS 16         // rows handed out are multiples of this
 #define UNIT_BYTES (8 << 10) // and about this many bytes, so that matrices of different row sizes weigh the same
+// Bytes from which reading in strips pays: what the kernels ask for behind the ends of eight strips is lost.
+#define STRIPS_FROM ((size_t)768 << 10)
+
+static size_t unit_rows(const rl_mat *w) {
+    size_t units = UNIT_BYTES / (UNIT_ROWS * w->row_bytes);
+    return UNIT_ROWS * (units ? units : 1);
+}
+
+static size_t n_units(const rl_mat *w) {
+    size_t u = unit_rows(w);
+    return (w->rows + u - 1) / u;
+}
 
 static rl_status check_mat(const rl_mat *w, rl_err *err) {
     const rl_dtype *t = rl_dtype_of(w->type);
@@ -40,6 +52,7 @@ rl_status rl_linear_plan(rl_linear *lin, const rl_dispatch *d, const rl_mat *w, 
     lin->w = *w;
     lin->compute = opts->compute;
     lin->tile_from = SIZE_MAX;
+    lin->strips = d->strips && w->rows / unit_rows(w) * unit_rows(w) * w->row_bytes >= STRIPS_FROM;
     if (opts->kernel) {
         const rl_kernel *k;
         RL_TRY(rl_kernel_named(d, opts->kernel, &k, err));
@@ -110,27 +123,26 @@ size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok)
     return 0;
 }
 
-static size_t unit_rows(const rl_mat *w) {
-    size_t units = UNIT_BYTES / (UNIT_ROWS * w->row_bytes);
-    return UNIT_ROWS * (units ? units : 1);
+// Rows of a strip, 0 where rows are read one after the other. A unit has the same rows of every strip, so that what a
+// thread takes next lies behind what it has taken in each; rows behind the last whole unit belong to no strip.
+static size_t strip_rows(const rl_linear *lin) {
+    return lin->strips ? lin->w.rows / unit_rows(&lin->w) * (unit_rows(&lin->w) / RL_ROWS_STRIPS) : 0;
 }
 
-static size_t n_units(const rl_mat *w) {
-    size_t u = unit_rows(w);
-    return (w->rows + u - 1) / u;
-}
-
-static void multiply_rows(const rl_linear_call *c, size_t r0, size_t r1) {
+// n rows from row r on; from row r of each strip where they are `apart`.
+static void multiply_rows(const rl_linear_call *c, size_t r0, size_t n, size_t apart) {
     const rl_mat *w = &c->lin->w;
     rl_rows_fn fn = (rl_rows_fn)rows_of(c->lin, c->n_tok)->fn;
-    size_t step = c->n_tok > RL_ROWS_MAX_TOK ? UNIT_ROWS : r1 - r0; // many tokens: keep these rows in the cache
-    for (size_t r = r0; r < r1; r += step)
+    size_t step = c->n_tok > RL_ROWS_MAX_TOK ? UNIT_ROWS : n; // many tokens: keep these rows in the cache
+    for (size_t i = 0; i < n; i += step)
         for (size_t t = 0; t < c->n_tok; t += RL_ROWS_MAX_TOK) {
+            size_t r = r0 + rl_row_at(i, apart);
             rl_rows_args a = {
                 .w = w->data + r * w->row_bytes,
                 .row_bytes = w->row_bytes,
                 .cols = w->cols,
-                .n_rows = r1 - r < step ? r1 - r : step,
+                .n_rows = n - i < step ? n - i : step,
+                .apart = apart,
                 .act = c->act,
                 .tok0 = t,
                 .n_tok = c->n_tok - t < RL_ROWS_MAX_TOK ? c->n_tok - t : RL_ROWS_MAX_TOK,
@@ -141,14 +153,24 @@ static void multiply_rows(const rl_linear_call *c, size_t r0, size_t r1) {
         }
 }
 
+// Units u0..u1 of one matrix.
+static void multiply_some(const rl_linear_call *c, size_t u0, size_t u1) {
+    size_t per = unit_rows(&c->lin->w), rows = c->lin->w.rows, apart = strip_rows(c->lin), whole = rows / per;
+    if (apart && u0 < whole) {
+        size_t end = u1 < whole ? u1 : whole;
+        multiply_rows(c, u0 * (per / RL_ROWS_STRIPS), (end - u0) * per, apart);
+        u0 = end;
+    }
+    if (u0 < u1) multiply_rows(c, u0 * per, (u1 * per < rows ? u1 * per : rows) - u0 * per, 0);
+}
+
 // Units u0..u1 counted through the matrices one after the other.
 static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u0, size_t u1) {
     for (size_t i = 0; i < n_calls && u0 < u1; i++) {
-        const rl_mat *w = &calls[i].lin->w;
-        size_t n = n_units(w), rows = unit_rows(w);
+        size_t n = n_units(&calls[i].lin->w);
         if (u0 < n) {
             size_t end = u1 < n ? u1 : n;
-            multiply_rows(&calls[i], u0 * rows, end * rows < w->rows ? end * rows : w->rows);
+            multiply_some(&calls[i], u0, end);
             u0 = end;
         }
         u0 -= n < u0 ? n : u0;
@@ -161,8 +183,21 @@ static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u
 #define BEGIN_BYTES (4 << 10)
 #define BEGIN_PAGES 12
 #define PAGE_BYTES 4096
+#define BEGIN_STRIP_BYTES 256 // of each strip; more gained nothing
 
-static void prefetch_share(const uint8_t *p, const uint8_t *end) {
+static void prefetch_strips(const rl_mat *w, size_t row, size_t apart) {
+    for (size_t s = 0; s < RL_ROWS_STRIPS; s++, row += apart)
+        for (size_t o = 0; o < BEGIN_STRIP_BYTES; o += 64) __builtin_prefetch(w->data + row * w->row_bytes + o);
+}
+
+static void prefetch_share(const rl_linear *lin, size_t unit) {
+    const rl_mat *w = &lin->w;
+    size_t per = unit_rows(w), apart = strip_rows(lin);
+    if (apart && unit < w->rows / per) {
+        prefetch_strips(w, unit * (per / RL_ROWS_STRIPS), apart);
+        return;
+    }
+    const uint8_t *p = w->data + unit * per * w->row_bytes, *end = w->data + w->rows * w->row_bytes;
     const uint8_t *lines = end - p < BEGIN_BYTES ? end : p + BEGIN_BYTES;
     for (; p < lines; p += 64) __builtin_prefetch(p);
     for (int i = 0; i < BEGIN_PAGES && end - p > 0; i++, p += PAGE_BYTES) __builtin_prefetch(p);
@@ -177,7 +212,7 @@ void rl_linear_prefetch(const rl_team *team, int ith, const rl_linear *const *li
         const rl_mat *w = &lins[i]->w;
         size_t units = w->data ? n_units(w) : 0;
         if (unit < units) {
-            prefetch_share(w->data + unit * unit_rows(w) * w->row_bytes, w->data + w->rows * w->row_bytes);
+            prefetch_share(lins[i], unit);
             return;
         }
         unit -= units;

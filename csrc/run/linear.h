@@ -26,6 +26,7 @@ typedef struct rl_linear {
     const rl_kernel *rows_many; // for few tokens
     const rl_kernel *unpack;    // for prompts; NULL: rows are used in groups of RL_ROWS_MAX_TOK
     const rl_kernel *mul;
+    bool strips;         // rows are read from several places by turns
     size_t tile_from;    // least number of tokens for which the tile is used
     const rl_blas *blas; // NULL, or the library that multiplies prompts instead of the tile; unpack dequantizes
 } rl_linear;

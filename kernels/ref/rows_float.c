@@ -24,11 +24,12 @@ static float value_bf16(const uint8_t *w, size_t i) {
 #define ROWS_FLOAT(T)                                                                                                  \
     void rl_rows_##T##_f32_ref(const rl_rows_args *a);                                                                 \
     void rl_rows_##T##_f32_ref(const rl_rows_args *a) {                                                                \
-        for (size_t r = 0; r < a->n_rows; r++)                                                                         \
+        for (size_t i = 0; i < a->n_rows; i++)                                                                         \
             for (size_t t = 0; t < a->n_tok; t++) {                                                                    \
+                const size_t r = rl_row_at(i, a->apart);                                                               \
                 const float *x = a->act->f32 + (a->tok0 + t) * a->act->ld_f32;                                         \
                 float lanes[32] = {0};                                                                                 \
-                for (size_t i = 0; i < a->cols; i++) lanes[i % 32] += value_##T(a->w + r * a->row_bytes, i) * x[i];    \
+                for (size_t c = 0; c < a->cols; c++) lanes[c % 32] += value_##T(a->w + r * a->row_bytes, c) * x[c];    \
                 a->out[t * a->ld_out + r] = rl_ref_fold32(lanes);                                                      \
             }                                                                                                          \
     }

@@ -91,8 +91,8 @@ static inline float rl_ref_rows_f32_dot(const uint8_t *w, size_t block, size_t b
     void rl_rows_##T##_##mode##_ref(const rl_rows_args *a) {                                                           \
         for (size_t r = 0; r < a->n_rows; r++)                                                                         \
             for (size_t t = 0; t < a->n_tok; t++)                                                                      \
-                a->out[t * a->ld_out + r] =                                                                            \
-                    rl_ref_rows_##mode##_dot(a->w + r * a->row_bytes, block, bytes, unpack_##T, a->act, a->tok0 + t);  \
+                a->out[t * a->ld_out + rl_row_at(r, a->apart)] = rl_ref_rows_##mode##_dot(                             \
+                    a->w + rl_row_at(r, a->apart) * a->row_bytes, block, bytes, unpack_##T, a->act, a->tok0 + t);      \
     }
 
 #define RL_REF_ROWS(T, block, bytes)                                                                                   \

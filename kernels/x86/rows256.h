@@ -192,26 +192,75 @@ RL_INLINE void finish(const __m256 *acc, const __m256 *min, part_sums *sums, siz
 // What a ROWS function gets: some rows, and nt tokens from tok on.
 typedef struct {
     const uint8_t *w;
-    size_t row_bytes, n_rows, cols;
+    size_t row_bytes, n_rows, apart, cols;
     const rl_act *act;
     size_t tok;
     float *out;
     size_t ld_out;
 } rows_part;
 
+// Columns of a row before the other strips have their turn: long enough to load and keep its sums, short against what
+// the hardware reads ahead. 512 to 1024 columns (0.3 to 1 KB) were equally fast, whole rows of 4 KB no faster than one
+// strip.
+#define RL_COLS_AT_ONCE 512
+
+// For each span of groups g0..g1 of 32 columns: of strips some columns, else whole rows.
+#define RL_SPANS(a, g0, g1)                                                                                            \
+    for (size_t g0 = 0, g1 = span_end(&(a), 0); g0 < (a).cols / 32; g0 = g1, g1 = span_end(&(a), g1))
+
+RL_INLINE size_t span_end(const rows_part *a, size_t g) {
+    size_t end = g + RL_COLS_AT_ONCE / 32, n = a->cols / 32;
+    return a->apart && end < n ? end : n;
+}
+
+// Row r of the part, from its group g on (a multiple of 8 groups, which take `bytes` bytes).
+RL_INLINE const uint8_t *row_of(const rows_part *a, size_t r, size_t g, size_t bytes) {
+    const uint8_t *w = a->w + rl_row_at(r, a->apart) * a->row_bytes;
+    if (!a->apart) touch_pages(w, a->row_bytes);
+    return w + g / 8 * bytes;
+}
+
+// The sums of a row while others of its part have their turn.
+typedef struct {
+    __m256 acc[4], min[4];
+} row_sums;
+
+RL_INLINE void begin_row(row_sums *s, const row_sums *kept, size_t g, const int nt) {
+    for (int i = 0; i < 4; i++) s->acc[i] = g ? kept->acc[i] : _mm256_setzero_ps();
+    for (int t = 0; t < nt; t++) s->min[t] = g ? kept->min[t] : _mm256_setzero_ps();
+}
+
+// After group g of n.
+RL_INLINE void end_row(const row_sums *s, row_sums *kept, part_sums *sums, size_t r, size_t g, size_t n, const int nt) {
+    if (g == n)
+        finish(s->acc, s->min, sums, r, nt);
+    else
+        *kept = *s;
+}
+
 RL_INLINE void put_out(const rows_part *a, const part_sums *sums, const int nt) {
-    for (int t = 0; t < nt; t++) fold_rows(&sums[t], a->n_rows, a->out + (size_t)t * a->ld_out);
+    for (int t = 0; t < nt; t++) {
+        float *out = a->out + (size_t)t * a->ld_out;
+        if (!a->apart) {
+            fold_rows(&sums[t], a->n_rows, out);
+            continue;
+        }
+        float folded[RL_ROWS_AT_ONCE];
+        fold_rows(&sums[t], a->n_rows, folded);
+        for (size_t r = 0; r < a->n_rows; r++) out[rl_row_at(r, a->apart)] = folded[r];
+    }
 }
 
 RL_INLINE rows_part part_of(const rl_rows_args *a, size_t r, size_t t) {
-    size_t left = a->n_rows - r;
-    return (rows_part){a->w + r * a->row_bytes,
+    size_t left = a->n_rows - r, at = rl_row_at(r, a->apart);
+    return (rows_part){a->w + at * a->row_bytes,
                        a->row_bytes,
                        left < RL_ROWS_AT_ONCE ? left : RL_ROWS_AT_ONCE,
+                       a->apart,
                        a->cols,
                        a->act,
                        a->tok0 + t,
-                       a->out + t * a->ld_out + r,
+                       a->out + t * a->ld_out + at,
                        a->ld_out};
 }
 

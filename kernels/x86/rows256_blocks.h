@@ -140,21 +140,22 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
+    row_sums kept[RL_ROWS_AT_ONCE];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
-        __m256 acc[4], min[4];
-        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
-        size_t g = 0, n = a.cols / 32;
-        for (; g + 8 <= n; g += 8, w += 8 * bytes) {
+        row_sums s;
+        begin_row(&s, &kept[r], g0, nt);
+        const uint8_t *w = row_of(&a, r, g0, 8 * bytes);
+        size_t g = g0;
+        for (; g + 8 <= g1; g += 8, w += 8 * bytes) {
             prefetch(w, 8 * bytes);
-            nibble_group(w, bytes, head, pair, sign, 8, x, g, acc, min, nt);
+            nibble_group(w, bytes, head, pair, sign, 8, x, g, s.acc, s.min, nt);
         }
-        if (g < n) prefetch(w, 64);
-#define GROUP(n) nibble_group(w, bytes, head, pair, sign, n, x, g, acc, min, nt)
-        LAST_BLOCKS(n - g)
+        if (g < g1) prefetch(w, 64);
+#define GROUP(n) nibble_group(w, bytes, head, pair, sign, n, x, g, s.acc, s.min, nt)
+        LAST_BLOCKS(g1 - g)
 #undef GROUP
-        finish(acc, min, sums, r, nt);
+        end_row(&s, &kept[r], sums, r, g1, a.cols / 32, nt);
     }
     put_out(&a, sums, nt);
 }
@@ -186,21 +187,22 @@ RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
+    row_sums kept[RL_ROWS_AT_ONCE];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
-        __m256 acc[4], min[4];
-        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
-        size_t g = 0, n = a.cols / 32;
-        for (; g + 8 <= n; g += 8, w += 8 * 34) {
+        row_sums s;
+        begin_row(&s, &kept[r], g0, nt);
+        const uint8_t *w = row_of(&a, r, g0, 8 * 34);
+        size_t g = g0;
+        for (; g + 8 <= g1; g += 8, w += 8 * 34) {
             prefetch(w, 8 * 34);
-            q8_0_group(w, 8, x, g, acc, nt);
+            q8_0_group(w, 8, x, g, s.acc, nt);
         }
-        if (g < n) prefetch(w, 64);
-#define GROUP(n) q8_0_group(w, n, x, g, acc, nt)
-        LAST_BLOCKS(n - g)
+        if (g < g1) prefetch(w, 64);
+#define GROUP(n) q8_0_group(w, n, x, g, s.acc, nt)
+        LAST_BLOCKS(g1 - g)
 #undef GROUP
-        finish(acc, min, sums, r, nt);
+        end_row(&s, &kept[r], sums, r, g1, a.cols / 32, nt);
     }
     put_out(&a, sums, nt);
 }

@@ -85,16 +85,17 @@ RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
+    row_sums kept[RL_ROWS_AT_ONCE];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        __m256 acc[4], min[4];
-        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
-        for (size_t g = 0; g < a.cols / 32; g += 8, w += bytes) {
+        row_sums s;
+        begin_row(&s, &kept[r], g0, nt);
+        const uint8_t *w = row_of(&a, r, g0, bytes);
+        for (size_t g = g0; g < g1; g += 8, w += bytes) {
             prefetch(w, bytes);
-            super_block(w, bytes, scales_of, half_of, kind, x, g, acc, min, nt);
+            super_block(w, bytes, scales_of, half_of, kind, x, g, s.acc, s.min, nt);
         }
-        finish(acc, min, sums, r, nt);
+        end_row(&s, &kept[r], sums, r, g1, a.cols / 32, nt);
     }
     put_out(&a, sums, nt);
 }
@@ -118,12 +119,14 @@ RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
+    row_sums kept[RL_ROWS_AT_ONCE];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
-        __m256 acc[4], min[4], ds[4];
-        for (int i = 0; i < 4; i++) acc[i] = min[i] = _mm256_setzero_ps();
-        for (size_t g = 0; g < a.cols / 32; g += 8, w += sizeof(rl_block_iq4_xs)) {
+        __m256 ds[4];
+        row_sums sum;
+        begin_row(&sum, &kept[r], g0, nt);
+        const uint8_t *w = row_of(&a, r, g0, sizeof(rl_block_iq4_xs));
+        for (size_t g = g0; g < g1; g += 8, w += sizeof(rl_block_iq4_xs)) {
             prefetch(w, sizeof(rl_block_iq4_xs));
             scales sc = scales_iq4xs(w);
             for (int t = 0; t < nt; t++) ds[t] = _mm256_mul_ps(sc.s0, act_scales(&x[t], g));
@@ -133,12 +136,12 @@ RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
                         hi = iq4_lookup(bits(right(q, 4), 15));
                 for (int t = 0; t < nt; t++) {
                     const rl_x *v = x[t].nibble + 32 * g + (size_t)(p / 2 * 128 + p % 2 * (RL_BITS == 8 ? 32 : 16));
-                    __m256 *s = &acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
+                    __m256 *s = &sum.acc[t * RL_CHAINS(nt) + p % RL_CHAINS(nt)];
                     *s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_pair(lo, hi, v, 1)), spread(ds[t], p), *s);
                 }
             }
         }
-        finish(acc, min, sums, r, nt);
+        end_row(&sum, &kept[r], sums, r, g1, a.cols / 32, nt);
     }
     put_out(&a, sums, nt);
 }

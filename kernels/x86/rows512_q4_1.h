@@ -110,13 +110,13 @@ RL_INLINE void up_to_four(const uint8_t *w, size_t n, const act_ptr *x, size_t g
 }
 
 // The last two blocks, g and g + 1 with g a multiple of 4, of two rows in one vector: lanes 0..7 for the row at
-// w, 8..15 for the one `next` bytes on, or zero where that is 0.
-RL_INLINE void last_two(const uint8_t *w, size_t next, const act_ptr *x, size_t g, __m512 *sum, const int nt) {
+// w, 8..15 for the one at `next`, or zero where that is NULL.
+RL_INLINE void last_two(const uint8_t *w, const uint8_t *next, const act_ptr *x, size_t g, __m512 *sum, const int nt) {
     const __m512i nibbles = _mm512_setr_epi32(1, 2, 3, 4, 6, 7, 8, 9, 17, 18, 19, 20, 22, 23, 24, 25);
     const __m512i header = _mm512_setr_epi32(0, 0, 0, 0, 5, 5, 5, 5, 16, 16, 16, 16, 21, 21, 21, 21);
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1);
     const __mmask16 two = (1u << 2 * BLOCK_DWORDS) - 1;
-    const __m512i a = _mm512_maskz_loadu_epi32(two, w), b = _mm512_maskz_loadu_epi32(next ? two : 0, w + next);
+    const __m512i a = _mm512_maskz_loadu_epi32(two, w), b = _mm512_maskz_loadu_epi32(next ? two : 0, next);
     const __m512i h = _mm512_permutex2var_epi32(a, header, b), q = _mm512_permutex2var_epi32(a, nibbles, b);
     const __m512 d = halves(h), m = halves(_mm512_srli_epi32(h, 16));
     for (int t = 0; t < nt; t++) {
@@ -137,7 +137,8 @@ RL_INLINE void row_ends(const rows_part *a, const act_ptr *x, part_sums *folded,
     for (size_t r = 0; r < a->n_rows; r += 2) {
         const int pair = r + 1 < a->n_rows;
         __m512 end[4];
-        last_two(a->w + r * a->row_bytes + g * sizeof(rl_block_q4_1), pair ? a->row_bytes : 0, x, g, end, nt);
+        const uint8_t *w = a->w + g * sizeof(rl_block_q4_1), *first = w + rl_row_at(r, a->apart) * a->row_bytes;
+        last_two(first, pair ? w + rl_row_at(r + 1, a->apart) * a->row_bytes : NULL, x, g, end, nt);
         for (int t = 0; t < nt; t++) {
             add_to_row(&folded[t], r, _mm512_castps512_ps256(end[t]));
             if (pair) add_to_row(&folded[t], r + 1, _mm512_extractf32x8_ps(end[t], 1));
@@ -150,24 +151,32 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     const size_t bytes = sizeof(rl_block_q4_1), n = a.cols / 32, alone = n % 4 == 2 ? n - 2 : n;
     part_sums folded[4];
+    sums kept[RL_ROWS_AT_ONCE][4];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
+        const uint8_t *w = row_of(&a, r, g0, 8 * bytes);
+        const size_t whole = g1 < n ? g1 : alone;
         sums s[4];
-        for (int t = 0; t < nt; t++) s[t].acc[0] = s[t].acc[1] = s[t].min = _mm512_setzero_ps();
-        size_t g = 0;
-        for (; g + 16 <= n; g += 16, w += 16 * bytes) {
-            prefetch_far(w, 16 * bytes);
+        for (int t = 0; t < nt; t++) {
+            s[t].acc[0] = s[t].acc[1] = s[t].min = _mm512_setzero_ps();
+            if (g0) s[t] = kept[r][t];
+        }
+        size_t g = g0;
+        for (; g + 16 <= g1; g += 16, w += 16 * bytes) {
+            a.apart ? prefetch(w, 16 * bytes) : prefetch_far(w, 16 * bytes);
             sixteen(w, x, g, s, nt);
         }
-        for (; g < alone; g += 4, w += 4 * bytes) {
-            prefetch_far(w, 64);
-            up_to_four(w, n - g < 4 ? n - g : 4, x, g, s, nt);
+        for (; g < whole; g += 4, w += 4 * bytes) {
+            a.apart ? prefetch(w, 64) : prefetch_far(w, 64);
+            up_to_four(w, g1 - g < 4 ? g1 - g : 4, x, g, s, nt);
         }
-        if (g < n) prefetch_far(w, 64);
+        if (g < g1) a.apart ? prefetch(w, 64) : prefetch_far(w, 64);
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
-            keep_row(&folded[t], r, add_halves(v));
+            if (g1 < n)
+                kept[r][t] = s[t];
+            else
+                keep_row(&folded[t], r, add_halves(v));
         }
     }
     if (alone < n) row_ends(&a, x, folded, nt);

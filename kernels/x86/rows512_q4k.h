@@ -59,16 +59,20 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
         paired[t] = (RL_BITS == 8 ? (const rl_x *)a.act->q8p : (const rl_x *)a.act->q16p) + (a.tok + t) * a.act->ld_q;
     }
     part_sums sums[4];
+    struct {
+        __m512 acc[4][2];
+        __m256 min[4];
+    } kept[RL_ROWS_AT_ONCE];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
+        const uint8_t *w = row_of(&a, r, g0, bytes);
         __m512 acc[4][2];
         __m256 min[4];
         for (int t = 0; t < nt; t++) {
-            acc[t][0] = acc[t][1] = _mm512_setzero_ps();
-            min[t] = _mm256_setzero_ps();
+            for (int i = 0; i < 2; i++) acc[t][i] = g0 ? kept[r].acc[t][i] : _mm512_setzero_ps();
+            min[t] = g0 ? kept[r].min[t] : _mm256_setzero_ps();
         }
-        for (size_t g = 0; g < a.cols / 32; g += 8, w += bytes) {
+        for (size_t g = g0; g < g1; g += 8, w += bytes) {
             prefetch(w, bytes);
             const scales sc = scales_k4(w);
             const __m512i qh = five ? _mm512_broadcast_i64x4(load256(w + 16)) : _mm512_setzero_si512();
@@ -87,6 +91,10 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
                 STEP(3, 128 + SECOND);
 #undef STEP
             }
+        }
+        for (int t = 0; t < nt && g1 < a.cols / 32; t++) {
+            for (int i = 0; i < 2; i++) kept[r].acc[t][i] = acc[t][i];
+            kept[r].min[t] = min[t];
         }
         for (int t = 0; t < nt; t++) {
             __m256 h = add_halves(_mm512_add_ps(acc[t][0], acc[t][1]));

@@ -107,27 +107,34 @@ RL_INLINE void rows_q5_0(const rows_part a, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     const size_t n = a.cols / 32;
     part_sums folded[4];
+    sums kept[RL_ROWS_AT_ONCE][4];
+    RL_SPANS(a, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = a.w + r * a.row_bytes;
-        touch_pages(w, a.row_bytes);
+        const uint8_t *w = row_of(&a, r, g0, 8 * BLOCK_BYTES);
         sums s[4];
-        for (int t = 0; t < nt; t++) s[t].acc[0] = s[t].acc[1] = s[t].offset = _mm512_setzero_ps();
-        size_t g = 0;
-        for (; g + 16 <= n; g += 16, w += 16 * BLOCK_BYTES) {
+        for (int t = 0; t < nt; t++) {
+            s[t].acc[0] = s[t].acc[1] = s[t].offset = _mm512_setzero_ps();
+            if (g0) s[t] = kept[r][t];
+        }
+        size_t g = g0;
+        for (; g + 16 <= g1; g += 16, w += 16 * BLOCK_BYTES) {
             prefetch(w, 16 * BLOCK_BYTES);
             sixteen_blocks(w, x, g, s, nt);
         }
-        for (; g + 4 <= n; g += 4, w += 4 * BLOCK_BYTES) {
+        for (; g + 4 <= g1; g += 4, w += 4 * BLOCK_BYTES) {
             prefetch(w, 4 * BLOCK_BYTES);
             some_blocks(four_blocks(w), x, g, s, nt);
         }
-        if (g < n) {
+        if (g < g1) {
             prefetch(w, 64);
-            some_blocks(last_blocks(w, n - g), x, g, s, nt);
+            some_blocks(last_blocks(w, g1 - g), x, g, s, nt);
         }
         for (int t = 0; t < nt; t++) {
             const __m512 v = _mm512_fnmadd_ps(s[t].offset, _mm512_set1_ps(16), _mm512_add_ps(s[t].acc[0], s[t].acc[1]));
-            keep_row(&folded[t], r, add_halves(v));
+            if (g1 < n)
+                kept[r][t] = s[t];
+            else
+                keep_row(&folded[t], r, add_halves(v));
         }
     }
     put_out(&a, folded, nt);

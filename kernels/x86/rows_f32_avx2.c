@@ -5,6 +5,7 @@
 #include "kernels/x86/prefetch.h"
 
 #define CHUNK 256
+#define COLS_AT_ONCE 512
 
 // Adds the products of n values (a multiple of 32) to the 32 partial sums.
 RL_INLINE void add_products(const float *w, const float *x, size_t n, float *sums) {
@@ -36,24 +37,40 @@ RL_INLINE float fold(const float *sums) {
     return sum8(_mm256_add_ps(a, b));
 }
 
+// Columns c0..c1 of one row, added to the sums of each token.
+RL_INLINE void add_columns(const rl_rows_args *a, const uint8_t *w, size_t c0, size_t c1, const size_t block,
+                           const size_t bytes, void (*dequant)(const uint8_t *, float *, size_t), float (*sums)[32]) {
+    for (size_t c = c0; c < c1; c += CHUNK, w += CHUNK / block * bytes) {
+        _Alignas(32) float chunk[CHUNK];
+        size_t n = c1 - c < CHUNK ? c1 - c : CHUNK, whole = n & ~(size_t)31;
+        _mm_prefetch((const char *)w + 1536, _MM_HINT_T0);
+        dequant(w, chunk, n);
+        for (size_t t = 0; t < a->n_tok; t++) {
+            const float *x = a->act->f32 + (a->tok0 + t) * a->act->ld_f32 + c;
+            add_products(chunk, x, whole, sums[t]);
+            if (whole < n) add_tail(chunk + whole, x + whole, n - whole, sums[t]);
+        }
+    }
+}
+
 RL_INLINE void rows(const rl_rows_args *a, const size_t block, const size_t bytes,
                     void (*dequant)(const uint8_t *, float *, size_t)) {
-    for (size_t r = 0; r < a->n_rows; r++) {
-        const uint8_t *w = a->w + r * a->row_bytes;
-        touch_pages(w, a->row_bytes);
-        _Alignas(32) float sums[RL_ROWS_MAX_TOK][32] = {{0}};
-        for (size_t c = 0; c < a->cols; c += CHUNK, w += CHUNK / block * bytes) {
-            _Alignas(32) float chunk[CHUNK];
-            size_t n = a->cols - c < CHUNK ? a->cols - c : CHUNK, whole = n & ~(size_t)31;
-            _mm_prefetch((const char *)w + 1536, _MM_HINT_T0);
-            dequant(w, chunk, n);
-            for (size_t t = 0; t < a->n_tok; t++) {
-                const float *x = a->act->f32 + (a->tok0 + t) * a->act->ld_f32 + c;
-                add_products(chunk, x, whole, sums[t]);
-                if (whole < n) add_tail(chunk + whole, x + whole, n - whole, sums[t]);
+    for (size_t first = 0; first < a->n_rows; first += RL_ROWS_STRIPS) {
+        _Alignas(32) float sums[RL_ROWS_STRIPS][RL_ROWS_MAX_TOK][32];
+        size_t end = a->n_rows - first < RL_ROWS_STRIPS ? a->n_rows : first + RL_ROWS_STRIPS;
+        // Of strips some columns by turns, as in rows256.h.
+        for (size_t c0 = 0, c1; c0 < a->cols; c0 = c1) {
+            c1 = a->apart && a->cols - c0 > COLS_AT_ONCE ? c0 + COLS_AT_ONCE : a->cols;
+            for (size_t i = first; i < end; i++) {
+                const size_t r = rl_row_at(i, a->apart);
+                const uint8_t *w = a->w + r * a->row_bytes;
+                float(*s)[32] = sums[i - first];
+                if (!a->apart) touch_pages(w, a->row_bytes);
+                if (c0 == 0) memset(s, 0, a->n_tok * sizeof *s);
+                add_columns(a, w + c0 / block * bytes, c0, c1, block, bytes, dequant, s);
+                for (size_t t = 0; t < a->n_tok && c1 == a->cols; t++) a->out[t * a->ld_out + r] = fold(s[t]);
             }
         }
-        for (size_t t = 0; t < a->n_tok; t++) a->out[t * a->ld_out + r] = fold(sums[t]);
     }
 }
 

@@ -63,6 +63,7 @@ def _rows(
     out: Any,
     repeats: int = 1,
     isa: Optional[str] = None,
+    strips: bool = False,
     /,
 ) -> float: ...
 def _act(x: Any, formats: int, isa: Optional[str] = None, /) -> dict[str, Optional[bytes]]: ...
