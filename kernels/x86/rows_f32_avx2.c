@@ -43,7 +43,7 @@ RL_INLINE void add_columns(const rl_rows_args *a, const uint8_t *w, size_t c0, s
     for (size_t c = c0; c < c1; c += CHUNK, w += CHUNK / block * bytes) {
         _Alignas(32) float chunk[CHUNK];
         size_t n = c1 - c < CHUNK ? c1 - c : CHUNK, whole = n & ~(size_t)31;
-        _mm_prefetch((const char *)w + 1536, _MM_HINT_T0);
+        prefetch(w, CHUNK / block * bytes);
         dequant(w, chunk, n);
         for (size_t t = 0; t < a->n_tok; t++) {
             const float *x = a->act->f32 + (a->tok0 + t) * a->act->ld_f32 + c;
