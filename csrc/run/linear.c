@@ -11,7 +11,7 @@
 #define UNIT_ROWS 16         // rows handed out are multiples of this
 #define UNIT_BYTES (8 << 10) // and about this many bytes, so that matrices of different row sizes weigh the same
 // Bytes from which reading in strips pays: what the kernels ask for behind the ends of eight strips is lost.
-#define STRIPS_FROM ((size_t)768 << 10)
+#define STRIPS_FROM ((size_t)512 << 10)
 
 static size_t unit_rows(const rl_mat *w) {
     size_t units = UNIT_BYTES / (UNIT_ROWS * w->row_bytes);
