@@ -298,6 +298,7 @@ def test_every_kernel_of_this_cpu_ran():
         "avx2": {"avx2", "fma", "f16c"},
         "avxvnni": {"avxvnni"},
         "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"},
+        "amx": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amxtile", "amxint8"},
         "neon": {"neon"},
         "dotprod": {"dotprod"},
         "i8mm": {"dotprod", "i8mm"},

@@ -220,6 +220,10 @@ void rl_linear_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n
 
 bool rl_linear_gated_fits(const rl_linear *gate, const rl_linear *up, const rl_linear *down, size_t n_tok) {
     return takes_tile(gate, n_tok) && takes_tile(up, n_tok) && takes_tile(down, n_tok) &&
-           rl_linear_tile_formats(down) & RL_ACT_Q8T && rl_linear_tile_gated_fits(gate, n_tok) &&
+           rl_linear_tile_panels(down) & (RL_ACT_Q8T | RL_ACT_Q8A) && rl_linear_tile_gated_fits(gate, n_tok) &&
            rl_linear_tile_gated_fits(up, n_tok);
+}
+
+unsigned rl_linear_gated_format(const rl_linear *down) {
+    return rl_linear_tile_panels(down);
 }

@@ -84,11 +84,14 @@ typedef struct rl_linear_gated {
     rl_linear_call gate, up; // of one activation; out is NULL
     rl_gated_fn activate;
     const rl_dispatch *d;
-    rl_act *down; // bound to RL_ACT_Q8T alone
+    rl_act *down; // bound to the panels of `down` alone (rl_linear_gated_format)
 } rl_linear_gated;
 
 /// Whether they can go that way: all three take tiles for n_tok tokens, `down` with int8 activations.
 bool rl_linear_gated_fits(const rl_linear *gate, const rl_linear *up, const rl_linear *down, size_t n_tok);
+
+/// The format of the activations of `down` that is made then.
+unsigned rl_linear_gated_format(const rl_linear *down);
 
 /// Called as rl_linear_run; the caller meets at a barrier before it multiplies with g->down.
 void rl_linear_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch);
