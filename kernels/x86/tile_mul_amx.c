@@ -37,61 +37,46 @@ typedef int32_t sums[N_TOK][HALF];
 #define MAGIC 0x4B400000
 #define MAGIC_F 12582912.0f
 
-// One multiplication: what the products read next, and what all units share.
+// What the products read next, and what all units share.
 typedef struct {
-    const uint8_t *w, *w0; // weights of the next unit; signed, as rl_tile has them
-    const int8_t *q;       // its activations
-    size_t group, half, n_groups, left;
-    size_t panel_size;
-    sums (*ring)[4]; // of two units
+    const uint8_t *w; // weights of rows 0.. and group 0; signed
     const rl_tile *tile;
     const float (*magic)[RL_TILE_ROWS]; // -MAGIC_F * d
+    size_t n_groups;
+    sums (*ring)[4]; // of an even and an odd unit
 } work;
 
-INLINE void next_unit(work *k) {
-    k->left--;
-    k->q += sizeof(((rl_panel8a *)0)->q[0]);
-    k->w += 8 * sizeof(((rl_tile *)0)->q[0]);
-    if (++k->group < k->n_groups) return;
-    k->q -= k->n_groups * sizeof(((rl_panel8a *)0)->q[0]);
-    k->group = 0;
-    k->half ^= 1;
-    if (!k->half) k->q += k->panel_size;
-    k->w = k->w0 + 4 * HALF * k->half;
-}
-
+#define STEP_W (8 * sizeof(((rl_tile *)0)->q[0]))
+#define STEP_Q sizeof(((rl_panel8a *)0)->q[0])
 #define ROW_W sizeof(((rl_tile *)0)->q[0])
-#define LOW (sizeof(((rl_panel16a *)0)->high))
+#define LOW sizeof(((rl_panel16a *)0)->high)
 
 #define UNIT_Q8_G32(c)                                                                                                 \
-    AMX_LOAD(4, k->q, 32);                                                                                             \
-    AMX_LOAD(6, k->w, ROW_W);                                                                                          \
+    AMX_LOAD(4, q, 32);                                                                                                \
+    AMX_LOAD(6, w, ROW_W);                                                                                             \
     AMX_ZERO(c);                                                                                                       \
     AMX_DOT(c, 4, 6)
 #define UNIT_Q8_G16(c0, c1)                                                                                            \
-    AMX_LOAD(4, k->q, 32);                                                                                             \
-    AMX_LOAD(6, k->w, ROW_W);                                                                                          \
+    AMX_LOAD(4, q, 32);                                                                                                \
+    AMX_LOAD(6, w, ROW_W);                                                                                             \
     AMX_ZERO(c0);                                                                                                      \
     AMX_DOT(c0, 4, 6);                                                                                                 \
-    AMX_LOAD(5, k->q + 16, 32);                                                                                        \
-    AMX_LOAD(7, k->w + 4 * ROW_W, ROW_W);                                                                              \
+    AMX_LOAD(5, q + 16, 32);                                                                                           \
+    AMX_LOAD(7, w + 4 * ROW_W, ROW_W);                                                                                 \
     AMX_ZERO(c1);                                                                                                      \
     AMX_DOT(c1, 5, 7)
 #define UNIT_Q16(c0, c1, from)                                                                                         \
-    AMX_LOAD(4, k->q + (from), 32);                                                                                    \
-    AMX_LOAD(6, k->w + (from) / 4 * ROW_W, ROW_W);                                                                     \
+    AMX_LOAD(4, q + (from), 32);                                                                                       \
+    AMX_LOAD(6, w + (from) / 4 * ROW_W, ROW_W);                                                                        \
     AMX_ZERO(c0);                                                                                                      \
     AMX_DOT(c0, 4, 6);                                                                                                 \
-    AMX_LOAD(5, k->q + LOW + (from), 32);                                                                              \
+    AMX_LOAD(5, q + LOW + (from), 32);                                                                                 \
     AMX_ZERO(c1);                                                                                                      \
     AMX_DOT(c1, 5, 6)
 
-// The products of the next unit, into the registers of an even or odd one. Two scales and 16 bits need all four.
-INLINE void multiply(work *k, int odd, int wide, int group) {
-    if (wide && group == 16) {
-        UNIT_Q16(0, 1, 0);
-        UNIT_Q16(2, 3, 16);
-    } else if (wide && odd) {
+// The products of a unit, into the registers of an even or odd one.
+INLINE void multiply(const int8_t *q, const uint8_t *w, int odd, int wide, int group) {
+    if (wide && odd) {
         UNIT_Q16(2, 3, 0);
     } else if (wide) {
         UNIT_Q16(0, 1, 0);
@@ -104,17 +89,10 @@ INLINE void multiply(work *k, int odd, int wide, int group) {
     } else {
         UNIT_Q8_G32(0);
     }
-    next_unit(k);
 }
 
-INLINE void store(const work *k, int odd, int wide, int group) {
-    sums *s = k->ring[odd];
-    if (wide && group == 16) {
-        AMX_STORE(0, s[0], 64);
-        AMX_STORE(1, s[1], 64);
-        AMX_STORE(2, s[2], 64);
-        AMX_STORE(3, s[3], 64);
-    } else if ((wide || group == 16) && odd) {
+INLINE void store(sums *s, int odd, int wide, int group) {
+    if ((wide || group == 16) && odd) {
         AMX_STORE(2, s[0], 64);
         AMX_STORE(3, s[1], 64);
     } else if (wide || group == 16) {
@@ -127,18 +105,46 @@ INLINE void store(const work *k, int odd, int wide, int group) {
     }
 }
 
-// Runs the tile unit ahead of the floats of unit `odd`: stores the next unit, multiplies the one after it.
-INLINE void run_ahead(work *k, int odd, int wide, int group) {
-    if (wide && group == 16) {
-        store(k, !odd, wide, group);
-        if (k->left) multiply(k, odd, wide, group);
-    } else if (odd) {
-        if (k->left) multiply(k, 1, wide, group);
-        store(k, 0, wide, group);
+// Before the floats of a unit: multiplies the one two behind it, stores the one behind it. Two scales and 16 bits have
+// as many products as there are registers for sums: the halves of units take turns, and the floats come first.
+#define BY_HALVES(wide, group) ((wide) && (group) == 16)
+INLINE void run_ahead(const work *k, const int8_t *q, const uint8_t *w, int odd, int wide, int group) {
+    if (BY_HALVES(wide, group)) {
+        UNIT_Q16(0, 1, 0);
+        store(k->ring[!odd] + 2, 1, wide, group);
+        UNIT_Q16(2, 3, 16);
+        store(k->ring[odd], 0, wide, group);
     } else {
-        if (k->left) multiply(k, 0, wide, group);
-        store(k, 1, wide, group);
+        multiply(q, w, odd, wide, group);
+        store(k->ring[!odd], !odd, wide, group);
     }
+}
+
+// The first two units.
+INLINE void begin(const work *k, const int8_t *q, const uint8_t *w, int wide, int group) {
+    if (BY_HALVES(wide, group)) {
+        UNIT_Q16(2, 3, 16);
+        store(k->ring[0] + 2, 1, wide, group);
+        UNIT_Q16(0, 1, 0);
+        store(k->ring[0], 0, wide, group);
+        q += STEP_Q, w += STEP_W;
+        UNIT_Q16(0, 1, 0);
+        store(k->ring[1], 0, wide, group);
+        UNIT_Q16(2, 3, 16);
+    } else {
+        multiply(q, w, 0, wide, group);
+        store(k->ring[0], 0, wide, group);
+        multiply(q + STEP_Q, w + STEP_W, 1, wide, group);
+    }
+}
+
+// One unit with nothing ahead.
+INLINE void alone(const work *k, const int8_t *q, const uint8_t *w, int wide, int group) {
+    multiply(q, w, 0, wide, group);
+    store(k->ring[0], 0, wide, group);
+    if (!BY_HALVES(wide, group)) return;
+    UNIT_Q16(2, 3, 16);
+    store(k->ring[0] + 2, 1, wide, group);
 }
 
 INLINE __m512i load_sum(const sums *s, int t, int wide) {
@@ -157,9 +163,10 @@ INLINE __m512 scaled(__m512i i, __m512 d, __m512 magic, int exact) {
 }
 
 // The float step of n tokens with group b of 32 columns and rows r0..
-INLINE void add_unit(__m512 acc[], const work *k, const sums *s, const rl_panel8a *p8, const rl_panel16a *p16, int n,
-                     size_t b, size_t r0, int group, int mins, int exact) {
-    const int wide = !p8;
+INLINE void add_unit(__m512 acc[], const work *k, const sums *s, const void *panel, int n, size_t b, size_t r0,
+                     int wide, int group, int mins, int exact) {
+    const rl_panel8a *p8 = panel;
+    const rl_panel16a *p16 = panel;
     const float *dx = wide ? p16->d[b] : p8->d[b];
     const float *sx = wide ? p16->s[b] : p8->s[b], *sx16 = wide ? p16->s16[2 * b] : p8->s16[2 * b];
     const size_t g = group == 32 ? b : 2 * b;
@@ -178,60 +185,85 @@ INLINE void add_unit(__m512 acc[], const work *k, const sums *s, const rl_panel8
     }
 }
 
-// n tokens of a panel, both halves of the rows. Parity of units: a panel has an even number.
-INLINE void panel_tokens(work *k, const void *panel, int n, float *c, int wide, int group, int mins, int exact) {
-    const rl_panel8a *p8 = wide ? NULL : panel;
-    const rl_panel16a *p16 = wide ? panel : NULL;
-    unsigned u = 0;
+// n tokens of a panel, both halves of the rows; an even number of groups. `next` is the panel that follows, or any.
+INLINE void panel_tokens(const work *k, const void *panel, const void *next, int n, float *c, int wide, int group,
+                         int mins, int exact) {
     for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += HALF) {
         __m512 acc[N_TOK];
+        const int8_t *q = (const int8_t *)panel + 2 * STEP_Q;
+        const uint8_t *w = k->w + 4 * r0 + 2 * STEP_W;
         RL_UNROLL
         for (int t = 0; t < n; t++) acc[t] = _mm512_load_ps(c + (size_t)t * RL_TILE_ROWS + r0);
-        for (size_t b = 0; b < k->n_groups; b++, u++) {
-            const sums *s = k->ring[u % 2];
-            run_ahead(k, u % 2, wide, group);
-            add_unit(acc, k, s, p8, p16, n, b, r0, group, mins, exact);
+        for (size_t b = 0; b < k->n_groups; b += 2, q += 2 * STEP_Q, w += 2 * STEP_W) {
+            if (b + 2 == k->n_groups) { // the other rows, or the first ones of the next panel
+                q = r0 ? next : panel;
+                w = k->w + 4 * (HALF - r0);
+            }
+            if (!BY_HALVES(wide, group)) run_ahead(k, q, w, 0, wide, group);
+            add_unit(acc, k, k->ring[0], panel, n, b, r0, wide, group, mins, exact);
+            if (BY_HALVES(wide, group)) run_ahead(k, q, w, 0, wide, group);
+            if (!BY_HALVES(wide, group)) run_ahead(k, q + STEP_Q, w + STEP_W, 1, wide, group);
+            add_unit(acc, k, k->ring[1], panel, n, b + 1, r0, wide, group, mins, exact);
+            if (BY_HALVES(wide, group)) run_ahead(k, q + STEP_Q, w + STEP_W, 1, wide, group);
         }
         RL_UNROLL
         for (int t = 0; t < n; t++) _mm512_store_ps(c + (size_t)t * RL_TILE_ROWS + r0, acc[t]);
     }
 }
 
-// The last panel, of fewer tokens: 4, 8, 12 or 16 in a copy of c, whose further rows nobody reads.
-INLINE void last_tokens(work *k, const void *panel, size_t n, float *c, int wide, int group, int mins, int exact) {
-    _Alignas(64) float own[N_TOK][RL_TILE_ROWS];
-    for (size_t t = 0; t < N_TOK; t++)
-        for (size_t r = 0; r < RL_TILE_ROWS; r++) own[t][r] = t < n ? c[t * RL_TILE_ROWS + r] : 0;
-    switch ((n + 3) / 4) {
-    case 1:
-        panel_tokens(k, panel, 4, own[0], wide, group, mins, exact);
-        break;
-    case 2:
-        panel_tokens(k, panel, 8, own[0], wide, group, mins, exact);
-        break;
-    case 3:
-        panel_tokens(k, panel, 12, own[0], wide, group, mins, exact);
-        break;
-    default:
-        panel_tokens(k, panel, 16, own[0], wide, group, mins, exact);
+// The same with any number of groups and nothing ahead: for the odd number that ends some rows.
+INLINE void panel_slowly(const work *k, const void *panel, float *c, int wide, int group, int mins) {
+    for (size_t r0 = 0; r0 < RL_TILE_ROWS; r0 += HALF) {
+        __m512 acc[N_TOK];
+        RL_UNROLL
+        for (int t = 0; t < N_TOK; t++) acc[t] = _mm512_load_ps(c + (size_t)t * RL_TILE_ROWS + r0);
+        for (size_t b = 0; b < k->n_groups; b++) {
+            alone(k, (const int8_t *)panel + b * STEP_Q, k->w + 4 * r0 + b * STEP_W, wide, group);
+            add_unit(acc, k, k->ring[0], panel, N_TOK, b, r0, wide, group, mins, 0);
+        }
+        RL_UNROLL
+        for (int t = 0; t < N_TOK; t++) _mm512_store_ps(c + (size_t)t * RL_TILE_ROWS + r0, acc[t]);
     }
-    for (size_t t = 0; t < n; t++)
-        for (size_t r = 0; r < RL_TILE_ROWS; r++) c[t * RL_TILE_ROWS + r] = own[t][r];
 }
 
-INLINE void all_tokens(work *k, const void *panels, size_t n_tok, float *c, const rl_ahead *ahead, int wide, int group,
-                       int mins, int exact) {
+// n tokens by way of a copy of c, whose further rows nobody reads.
+#define IN_A_COPY(n, c, own, ...)                                                                                      \
+    do {                                                                                                               \
+        _Alignas(64) float own[N_TOK][RL_TILE_ROWS];                                                                   \
+        for (size_t t = 0; t < N_TOK; t++)                                                                             \
+            for (size_t r = 0; r < RL_TILE_ROWS; r++) own[t][r] = t < (n) ? (c)[t * RL_TILE_ROWS + r] : 0;             \
+        __VA_ARGS__;                                                                                                   \
+        for (size_t t = 0; t < (n); t++)                                                                               \
+            for (size_t r = 0; r < RL_TILE_ROWS; r++) (c)[t * RL_TILE_ROWS + r] = own[t][r];                           \
+    } while (0)
+
+INLINE void last_tokens(const work *k, const void *panel, size_t n, float *c, int wide, int group, int mins,
+                        int exact) {
+    if (n <= 4)
+        IN_A_COPY(n, c, own, panel_tokens(k, panel, panel, 4, own[0], wide, group, mins, exact));
+    else if (n <= 8)
+        IN_A_COPY(n, c, own, panel_tokens(k, panel, panel, 8, own[0], wide, group, mins, exact));
+    else if (n <= 12)
+        IN_A_COPY(n, c, own, panel_tokens(k, panel, panel, 12, own[0], wide, group, mins, exact));
+    else
+        IN_A_COPY(n, c, own, panel_tokens(k, panel, panel, 16, own[0], wide, group, mins, exact));
+}
+
+INLINE void all_tokens(const work *k, const uint8_t *panel, size_t n_tok, float *c, const rl_ahead *ahead, int wide,
+                       int group, int mins, int exact) {
+    const size_t size = wide ? sizeof(rl_panel16a) : sizeof(rl_panel8a);
+    const int odd = k->n_groups % 2;
     amx_configure(group == 16 ? &config16 : &config32);
-    multiply(k, 0, wide, group);
-    store(k, 0, wide, group);
-    multiply(k, 1, wide, group);
-    const uint8_t *panel = panels;
-    for (size_t tok = 0; tok < n_tok; tok += N_TOK, panel += k->panel_size, c += N_TOK * RL_TILE_ROWS) {
-        rl_look_ahead_of(ahead, N_TOK, panel, k->panel_size, tok, n_tok);
-        if (n_tok - tok >= N_TOK)
-            panel_tokens(k, panel, N_TOK, c, wide, group, mins, exact);
+    if (!odd) begin(k, (const int8_t *)panel, k->w, wide, group);
+    for (size_t tok = 0; tok < n_tok; tok += N_TOK, panel += size, c += N_TOK * RL_TILE_ROWS) {
+        const size_t n = n_tok - tok;
+        rl_look_ahead_of(ahead, N_TOK, panel, size, tok, n_tok);
+        if (odd)
+            IN_A_COPY((n < N_TOK ? n : N_TOK), c, own, panel_slowly(k, panel, own[0], wide, group, mins));
+        else if (n >= N_TOK)
+            panel_tokens(k, panel, n > N_TOK ? panel + size : panel, N_TOK, c, wide, group, mins, exact);
         else
-            last_tokens(k, panel, n_tok - tok, c, wide, group, mins, exact);
+            last_tokens(k, panel, n, c, wide, group, mins, exact);
     }
     amx_release();
 }
@@ -263,16 +295,8 @@ INLINE void mul(const rl_tile *tile, const void *panels, size_t n_tok, size_t kl
     _Alignas(64) sums ring[2][4];
     if (!n_tok || klen < 32) return;
     if (biased) unbias(own, tile->q[0][0], klen * RL_TILE_ROWS, group == 16 ? 32 : 128);
-    work k = {.w0 = biased ? own : tile->q[0][0],
-              .q = panels,
-              .n_groups = klen / 32,
-              .left = (n_tok + N_TOK - 1) / N_TOK * (klen / 32) * 2,
-              .panel_size = wide ? sizeof(rl_panel16a) : sizeof(rl_panel8a),
-              .ring = ring,
-              .tile = tile,
-              .magic = magic};
-    k.w = k.w0;
-    if (!wide && magic_of(magic, tile, k.n_groups, group))
+    work k = {.w = biased ? own : tile->q[0][0], .tile = tile, .magic = magic, .n_groups = klen / 32, .ring = ring};
+    if (!wide && k.n_groups % 2 == 0 && magic_of(magic, tile, k.n_groups, group))
         all_tokens(&k, panels, n_tok, c, ahead, wide, group, mins, 1);
     else
         all_tokens(&k, panels, n_tok, c, ahead, wide, group, mins, 0);
