@@ -206,7 +206,7 @@ static void lay_out(rl_engine *e, layout *l) {
         e->gate = take_rows(l, 1, e->ld_ff);
         size_t most = 0;
         for (uint32_t i = 0; i < hp->n_layer; i++)
-            most = max_size(most, rl_act_bytes(rl_linear_gated_format(&e->plans[i].down), e->ld_ff, n));
+            most = max_size(most, rl_act_bytes(rl_linear_gated_format(&e->plans[i].down, n), e->ld_ff, n));
         e->up = take(l, most);
     } else {
         e->gate = take_rows(l, slots, e->ld_ff);

@@ -20,9 +20,23 @@
 // on AVX-512 and between 9 and 16 on AVX2 (kernels alone, with weights in a cache, meet earlier).
 #define TILE_FROM 12
 #define FTILE_FROM 9
+// Tokens from which panels of 16 are faster than those of 6, which take less to begin and to fill (whole models).
+#define MANY_FROM 32
 
 static bool is_float(rl_type t) {
     return t == RL_F32 || t == RL_F16 || t == RL_BF16;
+}
+
+// The multiply without AMX, unless the other one was asked for by name.
+static void plan_few(rl_linear *lin, const rl_dispatch *d) {
+    lin->mul_few = NULL;
+    lin->many_from = 0;
+    if (!lin->mul || lin->mul->tile_cols <= RL_PANEL || strstr(d->overrides, lin->mul->name)) return;
+    rl_dispatch without = *d;
+    without.features &= ~(RL_CPU_AMXTILE | RL_CPU_AMXINT8);
+    lin->mul_few = rl_kernel_find(&without, RL_FAM_TILE_MUL, RL_TYPE_NONE, lin->mul->act & (RL_ACT_Q8 | RL_ACT_Q16),
+                                  lin->mul->layout);
+    if (lin->mul_few) lin->many_from = MANY_FROM;
 }
 
 void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide) {
@@ -38,19 +52,24 @@ void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide) {
     }
     lin->unpack = mul ? unpack : NULL;
     lin->mul = mul;
+    plan_few(lin, d);
     lin->tile_from = !mul ? SIZE_MAX : mul->act & RL_ACT_F32 ? FTILE_FROM : TILE_FROM;
 }
 
-unsigned rl_linear_tile_formats(const rl_linear *lin) {
-    return lin->mul->act;
+const rl_kernel *rl_linear_tile_mul(const rl_linear *lin, size_t n_tok) {
+    return n_tok < lin->many_from ? lin->mul_few : lin->mul;
+}
+
+static const rl_kernel *mul_of(const rl_linear_call *c) {
+    return rl_linear_tile_mul(c->lin, c->n_tok);
 }
 
 static const rl_panels *panels_of(const rl_kernel *mul) {
     return rl_panels_of(rl_panel_kind_of(mul));
 }
 
-unsigned rl_linear_tile_panels(const rl_linear *lin) {
-    return panels_of(lin->mul)->format;
+unsigned rl_linear_tile_panels(const rl_linear *lin, size_t n_tok) {
+    return panels_of(rl_linear_tile_mul(lin, n_tok))->format;
 }
 
 static size_t blocks(size_t cols, size_t k) {
@@ -184,14 +203,14 @@ static void int_tiles(const tile_rows *rows, const cut *u, const tile_rows *foll
                       float (*sums)[RL_TILE_ROWS]) {
     const rl_linear_call *c = rows->c;
     rl_tile_unpack_fn unpack = (rl_tile_unpack_fn)c->lin->unpack->fn;
-    rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
+    rl_tile_mul_fn mul = (rl_tile_mul_fn)mul_of(c)->fn;
     for (size_t b = u->b0; b < u->b1; b++) {
         const uint8_t *row[RL_TILE_ROWS];
         point_at(row, rows, b);
         size_t klen = at_most(c->lin->w.cols - b * RL_TILE_K, RL_TILE_K);
         unpack(row, klen, &s->tile);
         rl_ahead ahead = ahead_of(rows, b, u, follows);
-        mul(&s->tile, panels_from(c->act, c->lin->mul, b, u->t0), u->n_tok, klen, sums[0], &ahead);
+        mul(&s->tile, panels_from(c->act, mul_of(c), b, u->t0), u->n_tok, klen, sums[0], &ahead);
     }
 }
 
@@ -206,7 +225,7 @@ static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *fo
                         float (*sums)[RL_TILE_ROWS]) {
     const rl_linear_call *c = rows->c;
     rl_dequant_fn dequant = (rl_dequant_fn)c->lin->unpack->fn;
-    rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
+    rl_tile_mul_fn mul = (rl_tile_mul_fn)mul_of(c)->fn;
     for (size_t b = u->b0; b < u->b1; b++) {
         const uint8_t *row[RL_TILE_ROWS];
         point_at(row, rows, b);
@@ -216,7 +235,7 @@ static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *fo
         for (size_t k0 = 0; k0 < klen; k0 += RL_FTILE_K) {
             size_t n = at_most(klen - k0, RL_FTILE_K), fb = (b * RL_TILE_K + k0) / RL_FTILE_K;
             to_tile(s->f.rows, k0, n, &s->f.tile);
-            mul(&s->f.tile, panels_from(c->act, c->lin->mul, fb, u->t0), u->n_tok, n, sums[0], k0 == 0 ? &ahead : NULL);
+            mul(&s->f.tile, panels_from(c->act, mul_of(c), fb, u->t0), u->n_tok, n, sums[0], k0 == 0 ? &ahead : NULL);
         }
     }
 }
@@ -225,7 +244,7 @@ static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *fo
 static void add_products(const tile_rows *rows, const cut *u, const tile_rows *follows, scratch_area *s,
                          float (*sums)[RL_TILE_ROWS]) {
     touch_tile(&rows->c->lin->w, rows->r0);
-    if (rows->c->lin->mul->act & RL_ACT_F32)
+    if (mul_of(rows->c)->act & RL_ACT_F32)
         float_tiles(rows, u, follows, s, sums);
     else
         int_tiles(rows, u, follows, s, sums);
@@ -261,8 +280,8 @@ static size_t panel_bytes(const rl_kernel *mul) {
 // How tokens and blocks are cut, evenly; tokens in whole panels. Columns are cut only where else too few tokens
 // would share an unpacked tile, because sums that wait in `out` cost more than unpacking again.
 static void cut_sizes(const rl_linear_call *c, size_t *t_step, size_t *b_step) {
-    size_t n_blocks = blocks(c->lin->w.cols, RL_TILE_K), bytes = panel_bytes(c->lin->mul);
-    size_t tokens = panels_of(c->lin->mul)->tokens, all = blocks(c->n_tok, tokens);
+    size_t n_blocks = blocks(c->lin->w.cols, RL_TILE_K), bytes = panel_bytes(mul_of(c));
+    size_t tokens = panels_of(mul_of(c))->tokens, all = blocks(c->n_tok, tokens);
     size_t fit = ACT_BYTES / (n_blocks * bytes), least = blocks(TOKENS_AT_LEAST, tokens);
     if (fit < least) fit = least;
     if (fit > TOKENS_AT_ONCE / tokens) fit = TOKENS_AT_ONCE / tokens;

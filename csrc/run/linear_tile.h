@@ -10,10 +10,10 @@
 /// float types and RL_COMPUTE_F32 `unpack` is the dequantizer of the type. `head` as in rl_linear_opts.
 void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide);
 
-/// Activation formats that lin's tile reads: rows and, made of them, panels.
-unsigned rl_linear_tile_formats(const rl_linear *lin);
+/// The multiply for that many tokens. Its `act` are the formats it reads: rows and, made of them, panels.
+const rl_kernel *rl_linear_tile_mul(const rl_linear *lin, size_t n_tok);
 /// The format of the panels alone.
-unsigned rl_linear_tile_panels(const rl_linear *lin);
+unsigned rl_linear_tile_panels(const rl_linear *lin, size_t n_tok);
 
 // Packed activations: part of rl_act. act_bytes, bind and fill of linear.c call these for the packed formats;
 // `put` packs token t from the row formats that are already filled.
