@@ -2,9 +2,12 @@
 // Tile multiply with AMX: 16 tokens by 16 rows, a tile register of exact sums per scale, which goes through memory to
 // the float step of tile.h on AVX-512 registers. Three things decide the speed (Sapphire Rapids):
 //
-//   A product and storing its 16 rows take 28 cycles together, however few the rows; storing the one before it, 25.
-//   While tiles are in use, 512-bit float arithmetic runs on one port instead of two, integer arithmetic on both. So
-//   sums are made floats by an integer addition (MAGIC), and the multiplication by d takes that back exactly.
+//   A product and storing its 16 rows take 28 cycles together, however few the rows; where the one before it is
+//   stored, 25.
+//   While tiles are in use, and some 100 cycles longer, 512-bit float arithmetic has one port instead of two, integer
+//   arithmetic keeps both. So the floats, and not the products, are the limit: 32 cycles for 16 by 16 sums with one
+//   scale, 48 with a min. An integer addition makes sums floats (MAGIC), and the multiplication by d takes that back
+//   exactly. To run all products of a panel first and then the floats on two ports was not faster.
 //   Latencies are long: products run two units ahead of the floats, storing one.
 //
 // A unit is the sums of 32 columns: one product, two where there are two scales, and as many again for 16-bit
@@ -199,6 +202,9 @@ INLINE void panel_tokens(const work *k, const void *panel, const void *next, int
                 q = r0 ? next : panel;
                 w = k->w + 4 * (HALF - r0);
             }
+            // The sums of the next panel, which wait in the second-level cache.
+            RL_UNROLL
+            for (size_t i = 0; i < 4; i++) __builtin_prefetch(c + (N_TOK + 2 * b + i) * RL_TILE_ROWS + r0, 1, 3);
             if (!BY_HALVES(wide, group)) run_ahead(k, q, w, 0, wide, group);
             add_unit(acc, k, k->ring[0], panel, n, b, r0, wide, group, mins, exact);
             if (BY_HALVES(wide, group)) run_ahead(k, q, w, 0, wide, group);
