@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TOKENS = np.arange(450) % 260 + 3
-# (architecture, types, width, ffn): every layout of tile.h, rows that end within a block of 256, an odd number of groups
+# (architecture, types, width, ffn): every layout of tile.h, rows that end within 256 columns, an odd number of groups
 MODELS = {
     "u5.g32.min": ("llama", "Q4_K", 256, 512),
     "u5.g16.min": ("llama", {"*ffn_down*": "Q2_K", "*ffn*": "Q5_1"}, 64, 768),

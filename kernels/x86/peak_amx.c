@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The integer peak of AMX: 16 rows by 64 bytes times 64 by 16. int16 takes two products of bytes.
-#if !defined(__AMX_INT8__)
+#if !defined(__AMX_INT8__) && !defined(__AMXINT8__) // clang 14 has the latter name
 #error "compile this file with the flags of its tier"
 #endif
 #include "kernels/peak.h"

@@ -12,7 +12,7 @@
 //
 // A unit is the sums of 32 columns: one product, two where there are two scales, and as many again for 16-bit
 // activations, whose high and low bytes are multiplied apart.
-#if !defined(__AMX_INT8__) || !defined(__AVX512BW__)
+#if !(defined(__AMX_INT8__) || defined(__AMXINT8__)) || !defined(__AVX512BW__) // clang 14 has the latter name
 #error "compile this file with the flags of its tier"
 #endif
 #include <immintrin.h>
