@@ -44,15 +44,27 @@ typedef enum rl_actfmt {
     RL_ACT_Q8N = 8,     // with Q8: q8n, for blocks of 32 whose 16 bytes hold value i and value 16 + i
     RL_ACT_Q16N = 16,   // with Q16: q16n, the same blocks seen as 16-bit words
     RL_ACT_Q16E = 32,   // with Q16: q16e, 32 bytes seen as 16-bit words: even values, then odd ones
-    RL_ACT_Q8T = 64,    // with Q8: panels of 6 tokens for tiles (tile.h)
+    RL_ACT_Q8T = 64,    // with Q8: panels of 6 tokens for tiles (rl_panel8 of tile.h)
     RL_ACT_Q16T = 128,  // with Q16: the same
     RL_ACT_F32T = 256,  // with F32: the same
     RL_ACT_Q8P = 512,   // with Q8: q8p, for 64 bytes that hold 4 groups of 32 in halves
     RL_ACT_Q16P = 1024, // with Q16: q16p, the same seen as 16-bit words
     RL_ACT_Q16S = 2048, // with Q16: q16s, split into bytes for instructions that multiply only those
     RL_ACT_Q8M = 4096,  // with Q8: q8m, tokens in pairs, for instructions that multiply small matrices
-    RL_ACT_Q16M = 8192  // with Q16: q16m, the same, split into bytes
+    RL_ACT_Q16M = 8192, // with Q16: q16m, the same, split into bytes
+    RL_ACT_Q8A = 16384, // with Q8: panels of 16 tokens for instructions that multiply matrices of bytes (rl_panel8a)
+    RL_ACT_Q16A = 32768 // with Q16: the same, split into bytes
 } rl_actfmt;
+
+/// Kinds of panels: activations in the order in which tile kernels meet them, several tokens side by side.
+typedef enum rl_panel_kind {
+    RL_PANEL_Q8T,
+    RL_PANEL_Q16T,
+    RL_PANEL_F32T,
+    RL_PANEL_Q8A,
+    RL_PANEL_Q16A,
+    RL_PANEL_KINDS
+} rl_panel_kind;
 
 #define RL_ACT_Q8_MAX 127
 // Of an int16 activation: 127 * 256 + 127, so that two signed bytes hold it, too. 16 products with Q6_K's
@@ -92,8 +104,8 @@ typedef struct rl_act {
     // q8m: per pair of tokens and 8 values: those of the first token, then of the second. q16m: per pair and 8 values,
     // the same of the high bytes, then of the low ones. [ceil(max_tok/2)][2 * ld_q], twice that for q16m.
     int8_t *q8m, *q16m;
-    // Panels (rl_panel8, rl_panel16: [ceil(cols/256)][ceil(max_tok/6)]; rl_panelf: [ceil(cols/128)][...]).
-    void *q8t, *q16t, *f32t;
+    // Panels of each kind (tile.h) whose bit is in formats: [ceil(cols/columns)][ceil(max_tok/tokens)].
+    void *panels[RL_PANEL_KINDS];
     // Kernel authors may add further copies here, each with a format bit of its own.
 } rl_act;
 

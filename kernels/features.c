@@ -4,6 +4,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 // What the operating system saves on a context switch. A register file that it does not save must not be
 // used, whatever CPUID says.
@@ -11,6 +15,18 @@ static uint64_t xcr0(void) {
     uint32_t lo, hi;
     __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
     return (uint64_t)hi << 32 | lo;
+}
+
+// Tiles are 8 KB more to save for each thread, so that Linux wants to be asked, once in the life of a process, and may
+// refuse: before 5.16 it does not know the question, and a signal stack may be too small. By syscall(), because no C
+// library has a name for it; children of a fork have the permission, too.
+static int tiles_permitted(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    const int request = 0x1023, tile_data = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return 0;
+#endif
 }
 
 uint64_t rl_cpu_features(void) {
@@ -30,6 +46,12 @@ uint64_t rl_cpu_features(void) {
         if (b & (1u << 30)) f |= RL_CPU_AVX512BW;
         if (b & (1u << 31)) f |= RL_CPU_AVX512VL;
         if (c & (1u << 11)) f |= RL_CPU_AVX512VNNI;
+    }
+    const uint32_t tile = 1u << 24, int8 = 1u << 25;
+    const uint64_t tile_state = 3u << 17; // configuration and data
+    if ((d & tile) && (saved & tile_state) == tile_state && tiles_permitted()) {
+        f |= RL_CPU_AMXTILE;
+        if (d & int8) f |= RL_CPU_AMXINT8;
     }
 #ifdef RL_AVXVNNI_AS_EVEX // a build for tests, see setup.py
     if (f & RL_CPU_AVX512VL && f & RL_CPU_AVX512VNNI) f |= RL_CPU_AVXVNNI;

@@ -15,6 +15,8 @@
 #define RL_CPU_AVX512VL (1ull << 6)
 #define RL_CPU_AVX512DQ (1ull << 7)
 #define RL_CPU_AVX512VNNI (1ull << 8)
+#define RL_CPU_AMXTILE (1ull << 9) // with the system's permission to use them
+#define RL_CPU_AMXINT8 (1ull << 10)
 #define RL_CPU_NEON (1ull << 32)
 #define RL_CPU_DOTPROD (1ull << 33)
 #define RL_CPU_I8MM (1ull << 34)

@@ -13,8 +13,9 @@
 PEAKS(avx2);
 PEAKS(avxvnni);
 PEAKS(avx512);
+double rl_peak_int8_amx(size_t, float *), rl_peak_int16_amx(size_t, float *);
 #define ROWS(isa) ROW(int8, isa), ROW(int16, isa), ROW(f32, isa)
-static const rl_peak table[] = {ROWS(avx2), ROWS(avxvnni), ROWS(avx512)};
+static const rl_peak table[] = {ROWS(avx2), ROWS(avxvnni), ROWS(avx512), ROW(int8, amx), ROW(int16, amx)};
 #else
 double rl_peak_int8_neon(size_t, float *), rl_peak_int16_neon(size_t, float *), rl_peak_f32_neon(size_t, float *);
 double rl_peak_int8_dotprod(size_t, float *), rl_peak_int8_i8mm(size_t, float *);

@@ -64,6 +64,25 @@ typedef struct rl_panelf {
     float x[RL_FTILE_K][RL_PANEL];
 } rl_panelf;
 
+// 256 columns of 16 tokens of RL_ACT_Q8, 32 columns of a token side by side: the first operand of AMX. There are no
+// offsets, because its kernels take the bias of the bytes away beforehand.
+#define RL_PANEL_A 16 // tokens
+typedef struct rl_panel8a {
+    int8_t q[RL_TILE_K / 32][RL_PANEL_A][32];
+    float d[RL_TILE_K / 32][RL_PANEL_A];
+    float s[RL_TILE_K / 32][RL_PANEL_A];
+    float s16[RL_TILE_K / 16][RL_PANEL_A];
+} rl_panel8a;
+
+// The same for RL_ACT_Q16: value = 256 * high + low, both signed bytes.
+typedef struct rl_panel16a {
+    int8_t high[RL_TILE_K / 32][RL_PANEL_A][32];
+    int8_t low[RL_TILE_K / 32][RL_PANEL_A][32];
+    float d[RL_TILE_K / 32][RL_PANEL_A]; // the scale per 256, repeated
+    float s[RL_TILE_K / 32][RL_PANEL_A];
+    float s16[RL_TILE_K / 16][RL_PANEL_A];
+} rl_panel16a;
+
 /// Unpacks klen columns (a multiple of the block size, at most 256) of 32 rows; row[i] points at the first
 /// block wanted of row i. Pointers may repeat, where a matrix has fewer rows left.
 typedef void (*rl_tile_unpack_fn)(const uint8_t *const row[RL_TILE_ROWS], size_t klen, rl_tile *tile);
@@ -83,31 +102,47 @@ static inline void rl_look_at(const void *p, size_t bytes) {
     if (bytes) __builtin_prefetch((const uint8_t *)p + bytes - 1, 0, 2);
 }
 
-/// To be called before token `tok` of n_tok, the first of the panel at `panel`.
-static inline void rl_look_ahead(const rl_ahead *a, const void *panel, size_t panel_size, size_t tok, size_t n_tok) {
+/// To be called before token `tok` of n_tok, the first of the panel of `tokens` at `panel`.
+static inline void rl_look_ahead_of(const rl_ahead *a, size_t tokens, const void *panel, size_t panel_size, size_t tok,
+                                    size_t n_tok) {
     if (!a) return;
-    size_t i = tok / RL_PANEL, n = (n_tok + RL_PANEL - 1) / RL_PANEL;
+    size_t i = tok / tokens, n = (n_tok + tokens - 1) / tokens;
     for (size_t r = a->n_rows * i / n; r < a->n_rows * (i + 1) / n; r++)
         rl_look_at(a->weights + r * a->row_bytes, a->bytes);
     if (a->cold && i + 1 < n) rl_look_at((const uint8_t *)panel + panel_size, panel_size);
-    for (size_t t = tok; a->out && t < tok + RL_PANEL && t < n_tok; t++) {
+    for (size_t t = tok; a->out && t < tok + tokens && t < n_tok; t++) {
         const uint8_t *out = (const uint8_t *)(a->out + t * a->ld_out);
         for (size_t at = 0; at < a->out_bytes; at += 64) __builtin_prefetch(out + at, 1, 2);
     }
 }
 
-/// c[t][r] += tile (rl_tile or rl_ftile) times panel t / 6, for n_tok tokens; klen columns: a multiple of 32,
+static inline void rl_look_ahead(const rl_ahead *a, const void *panel, size_t panel_size, size_t tok, size_t n_tok) {
+    rl_look_ahead_of(a, RL_PANEL, panel, panel_size, tok, n_tok);
+}
+
+/// c[t][r] += tile (rl_tile or rl_ftile) times the panel of token t, for n_tok tokens; klen columns: a multiple of 32,
 /// for rl_ftile any number up to 128. c is 64-byte aligned. ahead may be NULL.
 typedef void (*rl_tile_mul_fn)(const void *tile, const void *panels, size_t n_tok, size_t klen, float *c,
                                const rl_ahead *ahead);
 
-/// Puts one token into slot `slot` of a panel, klen columns. d, s and the sums b per 16 columns as in rl_act.
-void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, const int16_t *b,
-                   size_t klen);
-void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, const int32_t *b, size_t klen);
-void rl_panelf_put(rl_panelf *p, int slot, const float *x, size_t klen);
+/// What the loops around the kernels know of a kind of panels. A multiply names its kind by a bit of `act`; its
+/// tile_cols are the tokens.
+typedef struct rl_panels {
+    unsigned format;                     // RL_ACT_...
+    size_t tokens, columns, size;        // of a panel, and its bytes
+    size_t values, scales, sums, sums16; // bytes of what one layout reads: q, d and either s or s16
+    /// Puts columns block * columns.. (klen of them) of token t into slot `slot` of a panel.
+    void (*put)(void *panel, size_t slot, const rl_act *a, size_t t, size_t block, size_t klen);
+    /// Puts 32 columns of n tokens of int8 (q: 32 values each) into group g, slots 0..n; NULL for other kinds.
+    void (*put_group)(void *panel, size_t g, size_t n, const int8_t *q, const float *d, const float *s);
+    /// Asks for the lines that put_group will write.
+    void (*touch_group)(const void *panel, size_t g);
+} rl_panels;
 
-/// Puts 32 columns of n tokens (q: 32 values each) into group g of a panel, slots 0..n.
-void rl_panel8_put_group(rl_panel8 *p, size_t g, size_t n, const int8_t *q, const float *d, const float *s);
+#define RL_PANEL_MAX 16 // tokens of any kind
+
+const rl_panels *rl_panels_of(rl_panel_kind kind);
+/// The kind that a tile multiply reads.
+rl_panel_kind rl_panel_kind_of(const rl_kernel *mul);
 
 #endif

@@ -130,5 +130,5 @@ def test_instructions_outside_dispatched_functions_run_everywhere():
 
 def test_which_tiers_are_in():
     names = {f.name for f in functions()}
-    for tier in ("avx2", "avx512", "avxvnni") if arch() == "x86" else ("neon", "dotprod", "i8mm"):
+    for tier in ("avx2", "avx512", "avxvnni", "amx") if arch() == "x86" else ("neon", "dotprod", "i8mm"):
         assert any(n.endswith(f"_{tier}") for n in names), f"no function of {tier}"

@@ -163,6 +163,21 @@ def test_equals_reference(m, kind, u):
         np.testing.assert_array_equal(got, want, err_msg=f"{cols} columns, {rows} rows, {tok} tokens")
 
 
+@pytest.mark.parametrize("m", FAST_MUL, ids=name_of)
+def test_every_number_of_tokens(m):
+    """1 to 40 tokens, with whole blocks of 256 columns and with an even and an odd number of groups of 32."""
+    rng = np.random.default_rng(13)
+    kind = {"u8b128.g32": "Q8_0", "u5.g32.min": "Q4_1", "u6b32.g16": "Q6_K", "u5.g16.min": "Q2_K"}[m.layout]
+    u = unpack_for(kind, m)
+    for cols in (32, 64, 96, 224, 256) if ALL[kind][0] == 32 else (256,):
+        raw = random_rows(rng, kind, 33, cols)
+        x = rng.normal(size=(40, cols)).astype(np.float32)
+        want = by_reference(kind, m.act, raw, x)
+        for n in range(1, 41):
+            got = run(u, m, kind, raw, x[:n].copy())
+            np.testing.assert_array_equal(got, want[:n], err_msg=f"{cols} columns, {n} tokens")
+
+
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF, 0xF0, 0x0F])
 @pytest.mark.parametrize(("m", "kind", "u"), cases(FAST_MUL), ids=case_id)
 def test_worst_case_of_integer_sums(m, kind, u, fill):
@@ -298,6 +313,7 @@ def test_every_kernel_of_this_cpu_ran():
         "avx2": {"avx2", "fma", "f16c"},
         "avxvnni": {"avxvnni"},
         "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"},
+        "amx": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amxtile", "amxint8"},
         "neon": {"neon"},
         "dotprod": {"dotprod"},
         "i8mm": {"dotprod", "i8mm"},

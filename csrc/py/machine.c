@@ -17,7 +17,8 @@ static const struct {
     {RL_CPU_AVX2, "avx2"},         {RL_CPU_FMA, "fma"},           {RL_CPU_F16C, "f16c"},
     {RL_CPU_AVXVNNI, "avxvnni"},   {RL_CPU_AVX512F, "avx512f"},   {RL_CPU_AVX512BW, "avx512bw"},
     {RL_CPU_AVX512VL, "avx512vl"}, {RL_CPU_AVX512DQ, "avx512dq"}, {RL_CPU_AVX512VNNI, "avx512vnni"},
-    {RL_CPU_NEON, "neon"},         {RL_CPU_DOTPROD, "dotprod"},   {RL_CPU_I8MM, "i8mm"},
+    {RL_CPU_AMXTILE, "amxtile"},   {RL_CPU_AMXINT8, "amxint8"},   {RL_CPU_NEON, "neon"},
+    {RL_CPU_DOTPROD, "dotprod"},   {RL_CPU_I8MM, "i8mm"},
 };
 
 static PyObject *int_or_none(int64_t v) {

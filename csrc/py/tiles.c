@@ -114,7 +114,7 @@ static PyObject *tile(PyObject *m, PyObject *args) {
     }
     lin.w =
         (rl_mat){.type = type, .rows = rows, .cols = cols, .row_bytes = cols / t->block * t->bytes, .data = raw.buf};
-    unsigned formats = rl_linear_tile_formats(&lin);
+    unsigned formats = lin.mul->act;
     tile_job j = {.repeats = repeats, .scratch_bytes = rl_linear_tile_scratch(n_tok)};
     act_mem = PyMem_RawMalloc(rl_act_bytes(formats, cols, n_tok) + 64);
     scratch = PyMem_RawMalloc(j.scratch_bytes * (size_t)threads + 64);

@@ -204,7 +204,10 @@ static void lay_out(rl_engine *e, layout *l) {
     e->att = take_rows(l, n, e->ld_att);
     if (l->used_only && ffn_in_one_piece(e)) {
         e->gate = take_rows(l, 1, e->ld_ff);
-        e->up = take(l, rl_act_bytes(RL_ACT_Q8T, e->ld_ff, n));
+        size_t most = 0;
+        for (uint32_t i = 0; i < hp->n_layer; i++)
+            most = max_size(most, rl_act_bytes(rl_linear_gated_format(&e->plans[i].down, n), e->ld_ff, n));
+        e->up = take(l, most);
     } else {
         e->gate = take_rows(l, slots, e->ld_ff);
         e->up = take_rows(l, slots, e->ld_ff);

@@ -51,13 +51,13 @@ bool rl_ffn_in_one_piece(const rl_engine *e, size_t layer, const rl_linear *gate
                          const rl_linear *down, size_t n_tok) {
     const rl_layer *l = &e->model->w.layers[layer];
     return gate->w.data && !l->up_b && !l->gate_b && rl_linear_gated_fits(gate, up, down, n_tok) &&
-           rl_act_bytes(RL_ACT_Q8T, up->w.rows, n_tok) <= n_tok * e->ld_ff * sizeof(float);
+           rl_act_bytes(rl_linear_gated_format(down, n_tok), up->w.rows, n_tok) <= n_tok * e->ld_ff * sizeof(float);
 }
 
 // The activations for `down` from those of gate and up, in one piece.
-static bool gate_and_up(rl_pass *p, size_t layer, const rl_linear_call calls[2], rl_act *act) {
+static bool gate_and_up(rl_pass *p, size_t layer, const rl_linear_call calls[2], const rl_linear *down, rl_act *act) {
     rl_engine *e = p->e;
-    rl_act_bind(act, RL_ACT_Q8T, calls[0].lin->w.rows, p->step->n_tok, e->up);
+    rl_act_bind(act, rl_linear_gated_format(down, p->step->n_tok), calls[0].lin->w.rows, p->step->n_tok, e->up);
     rl_linear_gated g = {
         .up = calls[0], .gate = calls[1], .activate = gated_activation(e), .d = &e->opts.dispatch, .down = act};
     g.up.out = g.gate.out = NULL;
@@ -111,7 +111,7 @@ static bool dense(rl_pass *p, size_t layer, const rl_linear *gate, const rl_line
     const rl_step *s = p->step;
     bool floats_wanted = s->inputs || (s->taps && s->taps->wants(s->taps->arg, layer, RL_TAP_FFN_ACT));
     if (!floats_wanted && rl_ffn_in_one_piece(e, layer, gate, up, down, n)) {
-        if (!gate_and_up(p, layer, calls, &down_act)) return false;
+        if (!gate_and_up(p, layer, calls, down, &down_act)) return false;
     } else if (!gate_then_activate(p, layer, calls, down, &down_act)) {
         return false;
     }

@@ -107,12 +107,12 @@ static const rl_kernel *rows_of(const rl_linear *lin, size_t n_tok) {
 
 unsigned rl_linear_formats(const rl_linear *lin, size_t n_tok) {
     if (takes_blas(lin, n_tok)) return RL_ACT_F32;
-    return takes_tile(lin, n_tok) ? rl_linear_tile_formats(lin) : rows_of(lin, n_tok)->act;
+    return takes_tile(lin, n_tok) ? rl_linear_tile_mul(lin, n_tok)->act : rows_of(lin, n_tok)->act;
 }
 
 const rl_kernel *rl_linear_kernel(const rl_linear *lin, size_t n_tok) {
     if (takes_blas(lin, n_tok)) return rl_blas_kernel(lin->blas);
-    return takes_tile(lin, n_tok) ? lin->mul : rows_of(lin, n_tok);
+    return takes_tile(lin, n_tok) ? rl_linear_tile_mul(lin, n_tok) : rows_of(lin, n_tok);
 }
 
 size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok) {
@@ -255,6 +255,10 @@ void rl_linear_run(rl_team *team, int ith, const rl_linear_call *calls, size_t n
 
 bool rl_linear_gated_fits(const rl_linear *gate, const rl_linear *up, const rl_linear *down, size_t n_tok) {
     return takes_tile(gate, n_tok) && takes_tile(up, n_tok) && takes_tile(down, n_tok) &&
-           rl_linear_tile_formats(down) & RL_ACT_Q8T && rl_linear_tile_gated_fits(gate, n_tok) &&
+           rl_linear_tile_panels(down, n_tok) & (RL_ACT_Q8T | RL_ACT_Q8A) && rl_linear_tile_gated_fits(gate, n_tok) &&
            rl_linear_tile_gated_fits(up, n_tok);
+}
+
+unsigned rl_linear_gated_format(const rl_linear *down, size_t n_tok) {
+    return rl_linear_tile_panels(down, n_tok);
 }

@@ -26,6 +26,8 @@ typedef struct rl_linear {
     const rl_kernel *rows_many; // for few tokens
     const rl_kernel *unpack;    // for prompts; NULL: rows are used in groups of RL_ROWS_MAX_TOK
     const rl_kernel *mul;
+    const rl_kernel *mul_few; // instead of mul, for fewer tokens than many_from; of the same layout
+    size_t many_from;
     bool strips;         // rows are read from several places by turns
     size_t tile_from;    // least number of tokens for which the tile is used
     const rl_blas *blas; // NULL, or the library that multiplies prompts instead of the tile; unpack dequantizes
@@ -85,11 +87,14 @@ typedef struct rl_linear_gated {
     rl_linear_call gate, up; // of one activation; out is NULL
     rl_gated_fn activate;
     const rl_dispatch *d;
-    rl_act *down; // bound to RL_ACT_Q8T alone
+    rl_act *down; // bound to the panels of `down` alone (rl_linear_gated_format)
 } rl_linear_gated;
 
 /// Whether they can go that way: all three take tiles for n_tok tokens, `down` with int8 activations.
 bool rl_linear_gated_fits(const rl_linear *gate, const rl_linear *up, const rl_linear *down, size_t n_tok);
+
+/// The format of the activations of `down` that is made then.
+unsigned rl_linear_gated_format(const rl_linear *down, size_t n_tok);
 
 /// Called as rl_linear_run; the caller meets at a barrier before it multiplies with g->down.
 void rl_linear_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void *scratch);

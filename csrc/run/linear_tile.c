@@ -6,23 +6,37 @@
 // result takes the same operations in the same order whatever else is in the batch and whichever thread does it.
 #include "run/linear_tile.h"
 
-#include <stddef.h>
 #include <string.h>
 
 #include "kernels/tile.h"
 
-#define TOKENS_AT_ONCE (64 * RL_PANEL)  // the most of a cut
-#define TOKENS_AT_LEAST (20 * RL_PANEL) // the least, where there are as many
-#define ACT_BYTES (608 << 10)           // of activations in use at a time
-#define TOUCH_AHEAD ((size_t)48 << 10)  // bytes from a tile to those whose page table entries are looked up
-#define PANELS_AHEAD 3                  // from the panel that is written to the one whose lines are asked for
+#define TOKENS_AT_ONCE 384             // the most of a cut; whole panels of every kind
+#define TOKENS_AT_LEAST 120            // the least, where there are as many
+#define ACT_BYTES (608 << 10)          // of activations in use at a time
+#define TOUCH_AHEAD ((size_t)48 << 10) // bytes from a tile to those whose page table entries are looked up
+#define PANELS_MEET 48                 // tokens: panels of 6 and of 16 begin together
+#define PANELS_AHEAD 3                 // from the panel that is written to the one whose lines are asked for
 // Tokens from which a tile is faster than rows with whole models, where weights come from memory: they meet at about 12
 // on AVX-512 and between 9 and 16 on AVX2 (kernels alone, with weights in a cache, meet earlier).
 #define TILE_FROM 12
 #define FTILE_FROM 9
+// Tokens from which panels of 16 are faster than those of 6, which take less to begin and to fill (whole models).
+#define MANY_FROM 32
 
 static bool is_float(rl_type t) {
     return t == RL_F32 || t == RL_F16 || t == RL_BF16;
+}
+
+// The multiply without AMX, unless the other one was asked for by name.
+static void plan_few(rl_linear *lin, const rl_dispatch *d) {
+    lin->mul_few = NULL;
+    lin->many_from = 0;
+    if (!lin->mul || lin->mul->tile_cols <= RL_PANEL || strstr(d->overrides, lin->mul->name)) return;
+    rl_dispatch without = *d;
+    without.features &= ~(RL_CPU_AMXTILE | RL_CPU_AMXINT8);
+    lin->mul_few = rl_kernel_find(&without, RL_FAM_TILE_MUL, RL_TYPE_NONE, lin->mul->act & (RL_ACT_Q8 | RL_ACT_Q16),
+                                  lin->mul->layout);
+    if (lin->mul_few) lin->many_from = MANY_FROM;
 }
 
 void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide) {
@@ -38,49 +52,62 @@ void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide) {
     }
     lin->unpack = mul ? unpack : NULL;
     lin->mul = mul;
+    plan_few(lin, d);
     lin->tile_from = !mul ? SIZE_MAX : mul->act & RL_ACT_F32 ? FTILE_FROM : TILE_FROM;
 }
 
-unsigned rl_linear_tile_formats(const rl_linear *lin) {
-    if (lin->mul->act & RL_ACT_F32) return RL_ACT_F32 | RL_ACT_F32T;
-    return lin->mul->act & RL_ACT_Q16 ? RL_ACT_Q16 | RL_ACT_Q16T : RL_ACT_Q8 | RL_ACT_Q8T;
+const rl_kernel *rl_linear_tile_mul(const rl_linear *lin, size_t n_tok) {
+    return n_tok < lin->many_from ? lin->mul_few : lin->mul;
 }
 
-static size_t n_panels(size_t tok) {
-    return (tok + RL_PANEL - 1) / RL_PANEL;
+static const rl_kernel *mul_of(const rl_linear_call *c) {
+    return rl_linear_tile_mul(c->lin, c->n_tok);
 }
 
-// Bytes of the panels of all columns, or the offset of one panel.
-static size_t panel_at(size_t size, size_t max_tok, size_t block, size_t panel) {
-    return (block * n_panels(max_tok) + panel) * size;
+static const rl_panels *panels_of(const rl_kernel *mul) {
+    return rl_panels_of(rl_panel_kind_of(mul));
+}
+
+unsigned rl_linear_tile_panels(const rl_linear *lin, size_t n_tok) {
+    return panels_of(rl_linear_tile_mul(lin, n_tok))->format;
 }
 
 static size_t blocks(size_t cols, size_t k) {
     return (cols + k - 1) / k;
 }
 
-size_t rl_act_packed_bytes(unsigned formats, size_t cols, size_t max_tok) {
-    size_t n = 0;
-    if (formats & RL_ACT_Q8T) n += panel_at(sizeof(rl_panel8), max_tok, blocks(cols, RL_TILE_K), 0) + 64;
-    if (formats & RL_ACT_Q16T) n += panel_at(sizeof(rl_panel16), max_tok, blocks(cols, RL_TILE_K), 0) + 64;
-    if (formats & RL_ACT_F32T) n += panel_at(sizeof(rl_panelf), max_tok, blocks(cols, RL_FTILE_K), 0) + 64;
-    return n;
+// Bytes from the first panel to panel number `panel` of a block of columns.
+static size_t panel_at(const rl_panels *k, size_t max_tok, size_t block, size_t panel) {
+    return (block * blocks(max_tok, k->tokens) + panel) * k->size;
 }
 
-static void *take(uint8_t **at, size_t bytes) {
-    void *p = *at;
-    *at += (bytes + 63) / 64 * 64;
-    return p;
+// The panels of act that `mul` reads, from token t0 (the first of a panel) on.
+static const uint8_t *panels_from(const rl_act *a, const rl_kernel *mul, size_t block, size_t t0) {
+    const rl_panels *k = panels_of(mul);
+    return (const uint8_t *)a->panels[rl_panel_kind_of(mul)] + panel_at(k, a->max_tok, block, t0 / k->tokens);
+}
+
+static size_t bytes_of_kind(const rl_panels *k, size_t cols, size_t max_tok) {
+    return (panel_at(k, max_tok, blocks(cols, k->columns), 0) + 63) / 64 * 64;
+}
+
+size_t rl_act_packed_bytes(unsigned formats, size_t cols, size_t max_tok) {
+    size_t n = 0;
+    for (int i = 0; i < RL_PANEL_KINDS; i++) {
+        const rl_panels *k = rl_panels_of((rl_panel_kind)i);
+        if (formats & k->format) n += bytes_of_kind(k, cols, max_tok);
+    }
+    return n;
 }
 
 void rl_act_packed_bind(rl_act *a, void *storage) {
     uint8_t *at = storage;
-    if (a->formats & RL_ACT_Q8T)
-        a->q8t = take(&at, panel_at(sizeof(rl_panel8), a->max_tok, blocks(a->cols, RL_TILE_K), 0));
-    if (a->formats & RL_ACT_Q16T)
-        a->q16t = take(&at, panel_at(sizeof(rl_panel16), a->max_tok, blocks(a->cols, RL_TILE_K), 0));
-    if (a->formats & RL_ACT_F32T)
-        a->f32t = take(&at, panel_at(sizeof(rl_panelf), a->max_tok, blocks(a->cols, RL_FTILE_K), 0));
+    for (int i = 0; i < RL_PANEL_KINDS; i++) {
+        const rl_panels *k = rl_panels_of((rl_panel_kind)i);
+        if (!(a->formats & k->format)) continue;
+        a->panels[i] = at;
+        at += bytes_of_kind(k, a->cols, a->max_tok);
+    }
 }
 
 static size_t at_most(size_t n, size_t limit) {
@@ -88,27 +115,14 @@ static size_t at_most(size_t n, size_t limit) {
 }
 
 void rl_act_packed_put(rl_act *a, size_t t) {
-    size_t p = t / RL_PANEL, padded = (a->cols + 31) / 32 * 32;
-    int slot = (int)(t % RL_PANEL);
-    if (a->q8t || a->q16t) {
-        for (size_t b = 0; b < blocks(a->cols, RL_TILE_K); b++) {
-            size_t klen = at_most(padded - b * RL_TILE_K, RL_TILE_K);
-            size_t q = t * a->ld_q + b * RL_TILE_K, s = t * a->ld_d + b * RL_TILE_K / 32;
-            if (a->q8t) {
-                void *panel = (uint8_t *)a->q8t + panel_at(sizeof(rl_panel8), a->max_tok, b, p);
-                rl_panel8_put(panel, slot, a->q8 + q, a->d8 + s, a->s8 + s, a->b8 + 2 * s, klen);
-            }
-            if (a->q16t) {
-                void *panel = (uint8_t *)a->q16t + panel_at(sizeof(rl_panel16), a->max_tok, b, p);
-                rl_panel16_put(panel, slot, a->q16 + q, a->d16[t * a->ld_d16 + b], a->s16 + s, a->b16 + 2 * s, klen);
-            }
-        }
-    }
-    if (a->f32t) {
-        const float *x = a->f32 + t * a->ld_f32;
-        for (size_t b = 0; b < blocks(a->cols, RL_FTILE_K); b++) {
-            void *panel = (uint8_t *)a->f32t + panel_at(sizeof(rl_panelf), a->max_tok, b, p);
-            rl_panelf_put(panel, slot, x + b * RL_FTILE_K, at_most(a->cols - b * RL_FTILE_K, RL_FTILE_K));
+    size_t padded = (a->cols + 31) / 32 * 32; // with zeros, but for floats
+    for (int i = 0; i < RL_PANEL_KINDS; i++) {
+        const rl_panels *k = rl_panels_of((rl_panel_kind)i);
+        if (!a->panels[i]) continue;
+        size_t cols = k->format & RL_ACT_F32T ? a->cols : padded;
+        for (size_t b = 0; b < blocks(a->cols, k->columns); b++) {
+            void *panel = (uint8_t *)a->panels[i] + panel_at(k, a->max_tok, b, t / k->tokens);
+            k->put(panel, t % k->tokens, a, t, b, at_most(cols - b * k->columns, k->columns));
         }
     }
 }
@@ -189,17 +203,14 @@ static void int_tiles(const tile_rows *rows, const cut *u, const tile_rows *foll
                       float (*sums)[RL_TILE_ROWS]) {
     const rl_linear_call *c = rows->c;
     rl_tile_unpack_fn unpack = (rl_tile_unpack_fn)c->lin->unpack->fn;
-    rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
-    bool wide = c->lin->mul->act & RL_ACT_Q16;
-    const uint8_t *panels = wide ? c->act->q16t : c->act->q8t;
-    size_t size = wide ? sizeof(rl_panel16) : sizeof(rl_panel8);
+    rl_tile_mul_fn mul = (rl_tile_mul_fn)mul_of(c)->fn;
     for (size_t b = u->b0; b < u->b1; b++) {
         const uint8_t *row[RL_TILE_ROWS];
         point_at(row, rows, b);
         size_t klen = at_most(c->lin->w.cols - b * RL_TILE_K, RL_TILE_K);
         unpack(row, klen, &s->tile);
         rl_ahead ahead = ahead_of(rows, b, u, follows);
-        mul(&s->tile, panels + panel_at(size, c->act->max_tok, b, u->t0 / RL_PANEL), u->n_tok, klen, sums[0], &ahead);
+        mul(&s->tile, panels_from(c->act, mul_of(c), b, u->t0), u->n_tok, klen, sums[0], &ahead);
     }
 }
 
@@ -214,8 +225,7 @@ static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *fo
                         float (*sums)[RL_TILE_ROWS]) {
     const rl_linear_call *c = rows->c;
     rl_dequant_fn dequant = (rl_dequant_fn)c->lin->unpack->fn;
-    rl_tile_mul_fn mul = (rl_tile_mul_fn)c->lin->mul->fn;
-    const uint8_t *panels = c->act->f32t;
+    rl_tile_mul_fn mul = (rl_tile_mul_fn)mul_of(c)->fn;
     for (size_t b = u->b0; b < u->b1; b++) {
         const uint8_t *row[RL_TILE_ROWS];
         point_at(row, rows, b);
@@ -225,8 +235,7 @@ static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *fo
         for (size_t k0 = 0; k0 < klen; k0 += RL_FTILE_K) {
             size_t n = at_most(klen - k0, RL_FTILE_K), fb = (b * RL_TILE_K + k0) / RL_FTILE_K;
             to_tile(s->f.rows, k0, n, &s->f.tile);
-            mul(&s->f.tile, panels + panel_at(sizeof(rl_panelf), c->act->max_tok, fb, u->t0 / RL_PANEL), u->n_tok, n,
-                sums[0], k0 == 0 ? &ahead : NULL);
+            mul(&s->f.tile, panels_from(c->act, mul_of(c), fb, u->t0), u->n_tok, n, sums[0], k0 == 0 ? &ahead : NULL);
         }
     }
 }
@@ -235,7 +244,7 @@ static void float_tiles(const tile_rows *rows, const cut *u, const tile_rows *fo
 static void add_products(const tile_rows *rows, const cut *u, const tile_rows *follows, scratch_area *s,
                          float (*sums)[RL_TILE_ROWS]) {
     touch_tile(&rows->c->lin->w, rows->r0);
-    if (rows->c->lin->mul->act & RL_ACT_F32)
+    if (mul_of(rows->c)->act & RL_ACT_F32)
         float_tiles(rows, u, follows, s, sums);
     else
         int_tiles(rows, u, follows, s, sums);
@@ -263,22 +272,22 @@ static void multiply_tile(const rl_linear_call *c, size_t tile, const cut *u, sc
 
 // Bytes of a panel that one layout reads, for 256 columns: values, scales, and either sums or offsets.
 static size_t panel_bytes(const rl_kernel *mul) {
-    if (mul->act & RL_ACT_F32) return 2 * sizeof(rl_panelf);
-    size_t values = mul->act & RL_ACT_Q16 ? offsetof(rl_panel16, d) : offsetof(rl_panel8, d);
-    size_t sums = strstr(mul->layout, ".g16") ? sizeof(((rl_panel8 *)0)->s16) : sizeof(((rl_panel8 *)0)->s);
-    return values + sizeof(((rl_panel8 *)0)->d) + sums;
+    const rl_panels *k = panels_of(mul);
+    size_t bytes = k->values + k->scales + (strstr(mul->layout, ".g16") ? k->sums16 : k->sums);
+    return bytes * (RL_TILE_K / k->columns);
 }
 
 // How tokens and blocks are cut, evenly; tokens in whole panels. Columns are cut only where else too few tokens
 // would share an unpacked tile, because sums that wait in `out` cost more than unpacking again.
 static void cut_sizes(const rl_linear_call *c, size_t *t_step, size_t *b_step) {
-    size_t n_blocks = blocks(c->lin->w.cols, RL_TILE_K), bytes = panel_bytes(c->lin->mul);
-    size_t all = n_panels(c->n_tok), fit = ACT_BYTES / (n_blocks * bytes);
-    if (fit < TOKENS_AT_LEAST / RL_PANEL) fit = TOKENS_AT_LEAST / RL_PANEL;
-    if (fit > TOKENS_AT_ONCE / RL_PANEL) fit = TOKENS_AT_ONCE / RL_PANEL;
+    size_t n_blocks = blocks(c->lin->w.cols, RL_TILE_K), bytes = panel_bytes(mul_of(c));
+    size_t tokens = panels_of(mul_of(c))->tokens, all = blocks(c->n_tok, tokens);
+    size_t fit = ACT_BYTES / (n_blocks * bytes), least = blocks(TOKENS_AT_LEAST, tokens);
+    if (fit < least) fit = least;
+    if (fit > TOKENS_AT_ONCE / tokens) fit = TOKENS_AT_ONCE / tokens;
     size_t panels = blocks(all, blocks(all, fit));
     fit = ACT_BYTES / (panels * bytes);
-    *t_step = panels * RL_PANEL;
+    *t_step = panels * tokens;
     *b_step = blocks(n_blocks, blocks(n_blocks, fit ? fit : 1));
 }
 
@@ -334,32 +343,24 @@ bool rl_linear_tile_gated_fits(const rl_linear *lin, size_t n_tok) {
     return b_step * RL_TILE_K >= lin->w.cols;
 }
 
-// Asks for the lines of one group of a panel, which will be written.
-static void touch_group(const rl_panel8 *p, size_t g) {
-    for (size_t i = 0; i < 8; i += 2) __builtin_prefetch(p->q[8 * g + i], 1, 2);
-    __builtin_prefetch(p->d[g], 1, 2);
-    __builtin_prefetch(p->s[g], 1, 2);
-    __builtin_prefetch(p->off[g], 1, 2);
-    __builtin_prefetch(p->off16[2 * g], 1, 2);
-    __builtin_prefetch(p->s16[2 * g], 1, 2);
-}
-
 // The activation of one tile of rows, which are 32 columns of the next matrix and so one group of its int8 panels.
 static void activate_tile(const rl_linear_gated *g, size_t tile, const cut *u, float (*gate)[RL_TILE_ROWS],
                           float (*up)[RL_TILE_ROWS]) {
     rl_act_q8_fn quantize = (rl_act_q8_fn)g->d->act_q8->fn;
     size_t group = tile % (RL_TILE_K / RL_TILE_ROWS);
-    rl_panel8 *panels = g->down->q8t;
-    panels += panel_at(1, g->down->max_tok, tile * RL_TILE_ROWS / RL_TILE_K, u->t0 / RL_PANEL);
-    for (size_t i = 0; i < n_panels(u->n_tok); i++) {
-        _Alignas(64) float x[RL_PANEL][RL_TILE_ROWS];
-        int8_t q[RL_TILE_K]; // padded by the quantizer
-        float d[RL_TILE_K / 32], sum[RL_TILE_K / 32];
-        size_t t = i * RL_PANEL, n = at_most(u->n_tok - t, RL_PANEL);
-        if (i + PANELS_AHEAD < n_panels(u->n_tok)) touch_group(&panels[i + PANELS_AHEAD], group);
+    rl_panel_kind kind = g->down->panels[RL_PANEL_Q8A] ? RL_PANEL_Q8A : RL_PANEL_Q8T;
+    const rl_panels *k = rl_panels_of(kind);
+    uint8_t *panel = g->down->panels[kind];
+    panel += panel_at(k, g->down->max_tok, tile * RL_TILE_ROWS / RL_TILE_K, u->t0 / k->tokens);
+    for (size_t i = 0, n_panels = blocks(u->n_tok, k->tokens); i < n_panels; i++, panel += k->size) {
+        _Alignas(64) float x[RL_PANEL_MAX][RL_TILE_ROWS];
+        int8_t q[RL_PANEL_MAX * RL_TILE_ROWS]; // padded by the quantizer to a multiple of 256
+        float d[RL_PANEL_MAX], sum[RL_PANEL_MAX];
+        size_t t = i * k->tokens, n = at_most(u->n_tok - t, k->tokens);
+        if (i + PANELS_AHEAD < n_panels) k->touch_group(panel + PANELS_AHEAD * k->size, group);
         g->activate(gate[t], up[t], x[0], n * RL_TILE_ROWS);
         quantize(x[0], n * RL_TILE_ROWS, q, d, sum);
-        rl_panel8_put_group(&panels[i], group, n, q, d, sum);
+        k->put_group(panel, group, n, q, d, sum);
     }
 }
 
@@ -384,7 +385,8 @@ void rl_linear_run_gated(rl_team *team, int ith, const rl_linear_gated *g, void 
     size_t t_step, b_step, up_step, i0, i1, total = blocks(g->up.lin->w.rows, RL_TILE_ROWS), grain = 1;
     cut_sizes(&g->gate, &t_step, &b_step);
     cut_sizes(&g->up, &up_step, &b_step);
-    t_step = at_most(t_step, up_step);
+    // Whole panels of gate, up and down, which kernels asked for by name may have of different kinds.
+    t_step = blocks(at_most(t_step, up_step), PANELS_MEET) * PANELS_MEET;
     if (t_step < g->up.n_tok) grain = run_length(team, 2 * total) / 2;
     rl_work work;
     rl_work_begin(&work, team, ith, total, grain ? grain : 1);

@@ -10,11 +10,13 @@
 /// float types and RL_COMPUTE_F32 `unpack` is the dequantizer of the type. `head` as in rl_linear_opts.
 void rl_linear_tile_plan(rl_linear *lin, const rl_dispatch *d, bool keep_wide);
 
-/// Activation formats that lin's tile reads: a packed one (RL_ACT_Q8T, RL_ACT_Q16T or RL_ACT_F32T).
-unsigned rl_linear_tile_formats(const rl_linear *lin);
+/// The multiply for that many tokens. Its `act` are the formats it reads: rows and, made of them, panels.
+const rl_kernel *rl_linear_tile_mul(const rl_linear *lin, size_t n_tok);
+/// The format of the panels alone.
+unsigned rl_linear_tile_panels(const rl_linear *lin, size_t n_tok);
 
 // Packed activations: part of rl_act. act_bytes, bind and fill of linear.c call these for the packed formats;
-// `put` packs token t from the row formats that are already filled (q8 for Q8T, q16 for Q16T, f32 for F32T).
+// `put` packs token t from the row formats that are already filled.
 size_t rl_act_packed_bytes(unsigned formats, size_t cols, size_t max_tok);
 void rl_act_packed_bind(rl_act *a, void *storage); // a->formats, cols, max_tok set; storage 64-byte aligned
 void rl_act_packed_put(rl_act *a, size_t t);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile multiply and panel packing, the definition of right. The order of float operations is that of tile.h
+// Tile multiply, the definition of right. The order of float operations is that of tile.h
 // and holds for every ISA; fmaf is exact fused arithmetic on any machine.
 #include <math.h>
-#include <string.h>
 
 #include "kernels/tile.h"
 
@@ -71,46 +70,4 @@ void rl_tile_mul_f32_ref(const void *tile, const void *panels, size_t n_tok, siz
             c[t * RL_TILE_ROWS + r] += sub;
         }
     }
-}
-
-// What the sub-sums and mins need of the sums: `s` per 32 as rl_act has it, the rest from exact sums.
-#define PUT_SUMS(p, slot, g, scale, s32, b)                                                                            \
-    do {                                                                                                               \
-        int32_t i0 = (b)[0], i1 = (b)[1];                                                                              \
-        (p)->d[g][slot] = (scale), (p)->s[g][slot] = (s32);                                                            \
-        (p)->off[g][slot] = -128 * (i0 + i1);                                                                          \
-        (p)->off16[2 * (g)][slot] = -32 * i0, (p)->off16[2 * (g) + 1][slot] = -32 * i1;                                \
-        (p)->s16[2 * (g)][slot] = (scale) * (float)i0, (p)->s16[2 * (g) + 1][slot] = (scale) * (float)i1;              \
-    } while (0)
-
-void rl_panel8_put(rl_panel8 *p, int slot, const int8_t *q, const float *d, const float *s, const int16_t *b,
-                   size_t klen) {
-    for (size_t i = 0; i < klen / 4; i++) memcpy(p->q[i][slot], q + 4 * i, 4);
-    for (size_t g = 0; g < klen / 32; g++) PUT_SUMS(p, slot, g, d[g], s[g], b + 2 * g);
-}
-
-static int32_t sum16(const int8_t *q) {
-    int32_t sum = 0;
-    for (size_t i = 0; i < 16; i++) sum += q[i];
-    return sum;
-}
-
-void rl_panel8_put_group(rl_panel8 *p, size_t g, size_t n, const int8_t *q, const float *d, const float *s) {
-    for (size_t slot = 0; slot < n; slot++, q += 32) {
-        int32_t b[2] = {sum16(q), sum16(q + 16)};
-        for (size_t i = 0; i < 8; i++) memcpy(p->q[8 * g + i][slot], q + 4 * i, 4);
-        PUT_SUMS(p, slot, g, d[slot], s[slot], b);
-    }
-}
-
-void rl_panel16_put(rl_panel16 *p, int slot, const int16_t *q, float d, const float *s, const int32_t *b, size_t klen) {
-    for (size_t i = 0; i < klen / 4; i++) {
-        int16_t *out = p->q[i][slot];
-        out[0] = q[4 * i], out[1] = q[4 * i + 2], out[2] = q[4 * i + 1], out[3] = q[4 * i + 3];
-    }
-    for (size_t g = 0; g < klen / 32; g++) PUT_SUMS(p, slot, g, d, s[g], b + 2 * g);
-}
-
-void rl_panelf_put(rl_panelf *p, int slot, const float *x, size_t klen) {
-    for (size_t k = 0; k < klen; k++) p->x[k][slot] = x[k];
 }

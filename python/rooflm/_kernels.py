@@ -14,7 +14,7 @@ from rooflm import _core
 from rooflm._keywords import checked_keywords
 
 # Names of kernels/tiers.h, best last; only one architecture's are in a build.
-TIERS = ("ref", "neon", "dotprod", "i8mm", "avx2", "avxvnni", "avx512")
+TIERS = ("ref", "neon", "dotprod", "i8mm", "avx2", "avxvnni", "avx512", "amx")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _names(kernels: Union[None, str, Iterable[str]]) -> Optional[str]:
 def kernels(*, isa: Optional[str] = None, kernels: Union[None, str, Iterable[str]] = None) -> Kernels:
     """The whole table of kernels and, for each entry, whether it runs on this CPU and is chosen.
 
-    isa: the best ISA tier to use ("ref", "avx2", "avxvnni", "avx512"; "neon", "dotprod", "i8mm"); by default
+    isa: the best ISA tier to use ("ref", "avx2", "avxvnni", "avx512", "amx"; "neon", "dotprod", "i8mm"); by default
         the environment variable ROOFLM_ISA, or no limit.
     kernels: names to prefer, a list or comma-separated; by default ROOFLM_KERNELS.
 
