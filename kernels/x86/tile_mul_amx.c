@@ -7,7 +7,8 @@
 //   While tiles are in use, and some 100 cycles longer, 512-bit float arithmetic has one port instead of two, integer
 //   arithmetic keeps both. So the floats, and not the products, are the limit: 32 cycles for 16 by 16 sums with one
 //   scale, 48 with a min. An integer addition makes sums floats (MAGIC), and the multiplication by d takes that back
-//   exactly. To run all products of a panel first and then the floats on two ports was not faster.
+//   exactly. Four products first and then their floats were not
+//   faster: the second port takes too long to come back.
 //   Latencies are long: products run two units ahead of the floats, storing one.
 //
 // A unit is the sums of 32 columns: one product, two where there are two scales, and as many again for 16-bit
