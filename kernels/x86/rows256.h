@@ -200,17 +200,20 @@ typedef struct {
 } rows_part;
 
 // Columns of a row before the other strips have their turn: long enough to load and keep its sums, short against what
-// the hardware reads ahead. 512 to 1024 columns (0.3 to 1 KB) were equally fast, whole rows of 4 KB no faster than one
+// the hardware reads ahead. 256 to 1024 columns (0.15 to 1 KB) were equally fast, whole rows of 4 KB no faster than one
 // strip.
 #define RL_COLS_AT_ONCE 512
+// A part has one row of each strip. With two, the second ones begin where nothing has been asked for.
+_Static_assert(RL_ROWS_STRIPS == RL_ROWS_AT_ONCE, "a part is a row of each strip");
 
 // For each span of groups g0..g1 of 32 columns: of strips some columns, else whole rows.
 #define RL_SPANS(a, g0, g1)                                                                                            \
     for (size_t g0 = 0, g1 = span_end(&(a), 0); g0 < (a).cols / 32; g0 = g1, g1 = span_end(&(a), g1))
 
+// A short rest goes with the last span.
 RL_INLINE size_t span_end(const rows_part *a, size_t g) {
-    size_t end = g + RL_COLS_AT_ONCE / 32, n = a->cols / 32;
-    return a->apart && end < n ? end : n;
+    const size_t step = RL_COLS_AT_ONCE / 32, n = a->cols / 32;
+    return a->apart && n - g >= step + step / 2 ? g + step : n;
 }
 
 // Row r of the part, from its group g on (a multiple of 8 groups, which take `bytes` bytes).
