@@ -47,6 +47,7 @@ FACTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compute": ("compute", ()),
     "kernel": ("kernel", ()),
     "isa": ("isa", ("kernel", *HARDWARE)),
+    "rows in strips": ("manifest.engine.strips", HARDWARE),
     "kernels of decode": ("kernels.decode", ENGINE),
     "kernels of prefill": ("kernels.prefill", ENGINE),
     "blas": ("blas", ()),

@@ -122,6 +122,7 @@ def engine_manifest(
     return {
         "isa": figures["isa"],
         "kernels": figures["kernels"],
+        "strips": _core._isa()["strips"],
         **{k: resolved[k] for k in ("kv", "compute", "n_ctx", "n_batch", "blas", "mapped")},
         "load": setting.get("load"),
         "evict": setting.get("evict"),
