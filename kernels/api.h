@@ -125,8 +125,8 @@ typedef struct rl_rows_args {
     const uint8_t *w;
     size_t row_bytes, cols, n_rows;
     // 0: rows follow each other. Else those of RL_ROWS_STRIPS strips by turns, which begin `apart` rows from each
-    // other, in w and in out alike; n_rows is a multiple of their number. Entries for x86-64 and the references alone
-    // take it.
+    // other, in w and in out alike; n_rows is a multiple of their number and n_tok is 1. Entries for x86-64 and the
+    // references alone take it.
     size_t apart;
     const rl_act *act;
     size_t tok0, n_tok;

@@ -314,8 +314,8 @@ static PyObject *linear_seconds(PyObject *m, PyObject *args) {
 }
 
 // _rows(kernel, w, row_bytes, n_rows, x, out, repeats=1, isa=None, strips=False) -> seconds of all repeats. Calls one
-// rows kernel on raw bytes; `isa` limits the kernels that quantize x; strips: by turns, n_rows a multiple of 4. out may
-// be wider than n_rows.
+// rows kernel on raw bytes; `isa` limits the kernels that quantize x; strips: by turns, one token, n_rows a multiple
+// of 8. out may be wider than n_rows.
 static PyObject *rows(PyObject *m, PyObject *args) {
     rl_state *st = rl_state_of_module(m);
     const char *name;
@@ -341,7 +341,7 @@ static PyObject *rows(PyObject *m, PyObject *args) {
     const rl_dtype *t = k->family == RL_FAM_ROWS ? rl_dtype_of(k->type) : NULL;
     size_t cols = (size_t)x.shape[1], n_tok = (size_t)x.shape[0];
     if (!t || cols % t->block || row_bytes < (Py_ssize_t)(cols / t->block * t->bytes) || n_rows < 1 ||
-        (strips && n_rows % RL_ROWS_STRIPS) || out.shape[0] != x.shape[0] || out.shape[1] < n_rows ||
+        (strips && (n_rows % RL_ROWS_STRIPS || n_tok != 1)) || out.shape[0] != x.shape[0] || out.shape[1] < n_rows ||
         w.len / row_bytes + (w.len % row_bytes >= (Py_ssize_t)(cols / t->block * t->bytes)) < n_rows) {
         PyErr_SetString(PyExc_ValueError, "sizes do not fit");
         goto done;

@@ -123,10 +123,11 @@ size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok)
     return 0;
 }
 
-// Rows of a strip, 0 where rows are read one after the other. A unit has the same rows of every strip, so that what a
-// thread takes next lies behind what it has taken in each; rows behind the last whole unit belong to no strip.
-static size_t strip_rows(const rl_linear *lin) {
-    return lin->strips ? lin->w.rows / unit_rows(&lin->w) * (unit_rows(&lin->w) / RL_ROWS_STRIPS) : 0;
+// Rows of a strip, 0 where rows are read one after the other: several tokens wait for arithmetic. A unit has the same
+// rows of every strip, so that what a thread takes next lies behind what it has taken in each; rows behind the last
+// whole unit belong to no strip.
+static size_t strip_rows(const rl_linear *lin, size_t n_tok) {
+    return lin->strips && n_tok == 1 ? lin->w.rows / unit_rows(&lin->w) * (unit_rows(&lin->w) / RL_ROWS_STRIPS) : 0;
 }
 
 // n rows from row r on; from row r of each strip where they are `apart`.
@@ -155,7 +156,7 @@ static void multiply_rows(const rl_linear_call *c, size_t r0, size_t n, size_t a
 
 // Units u0..u1 of one matrix.
 static void multiply_some(const rl_linear_call *c, size_t u0, size_t u1) {
-    size_t per = unit_rows(&c->lin->w), rows = c->lin->w.rows, apart = strip_rows(c->lin), whole = rows / per;
+    size_t per = unit_rows(&c->lin->w), rows = c->lin->w.rows, apart = strip_rows(c->lin, c->n_tok), whole = rows / per;
     if (apart && u0 < whole) {
         size_t end = u1 < whole ? u1 : whole;
         multiply_rows(c, u0 * (per / RL_ROWS_STRIPS), (end - u0) * per, apart);
@@ -192,7 +193,7 @@ static void prefetch_strips(const rl_mat *w, size_t row, size_t apart) {
 
 static void prefetch_share(const rl_linear *lin, size_t unit) {
     const rl_mat *w = &lin->w;
-    size_t per = unit_rows(w), apart = strip_rows(lin);
+    size_t per = unit_rows(w), apart = strip_rows(lin, 1);
     if (apart && unit < w->rows / per) {
         prefetch_strips(w, unit * (per / RL_ROWS_STRIPS), apart);
         return;

@@ -254,12 +254,12 @@ RL_INLINE void put_out(const rows_part *a, const part_sums *sums, const int nt) 
     }
 }
 
-RL_INLINE rows_part part_of(const rl_rows_args *a, size_t r, size_t t) {
-    size_t left = a->n_rows - r, at = rl_row_at(r, a->apart);
+RL_INLINE rows_part part_of(const rl_rows_args *a, size_t apart, size_t r, size_t t) {
+    size_t left = a->n_rows - r, at = rl_row_at(r, apart);
     return (rows_part){a->w + at * a->row_bytes,
                        a->row_bytes,
                        left < RL_ROWS_AT_ONCE ? left : RL_ROWS_AT_ONCE,
-                       a->apart,
+                       apart,
                        a->cols,
                        a->act,
                        a->tok0 + t,
@@ -268,17 +268,25 @@ RL_INLINE rows_part part_of(const rl_rows_args *a, size_t r, size_t t) {
 }
 
 // Runs ROWS (an inline function whose last parameter is the constant number of tokens) over rows and tokens.
+// Rows that follow each other know nothing of spans, which cost 3 to 5 % where memory does not.
 #define RL_DRIVE(T, ROWS)                                                                                              \
+    static __attribute__((noinline)) void RL_CAT(strips_, T, _, RL_BITS)(const rl_rows_args *a) {                      \
+        for (size_t r = 0; r < a->n_rows; r += RL_ROWS_AT_ONCE) ROWS(part_of(a, a->apart, r, 0), 1);                   \
+    }                                                                                                                  \
     void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \
     void RL_ROWS_NAME(T)(const rl_rows_args *a) {                                                                      \
+        if (a->apart) {                                                                                                \
+            RL_CAT(strips_, T, _, RL_BITS)(a);                                                                         \
+            return;                                                                                                    \
+        }                                                                                                              \
         for (size_t r = 0; r < a->n_rows; r += RL_ROWS_AT_ONCE) {                                                      \
             size_t t = 0;                                                                                              \
-            for (; a->n_tok - t >= 4; t += 4) ROWS(part_of(a, r, t), 4);                                               \
+            for (; a->n_tok - t >= 4; t += 4) ROWS(part_of(a, 0, r, t), 4);                                            \
             if (a->n_tok - t >= 2) {                                                                                   \
-                ROWS(part_of(a, r, t), 2);                                                                             \
+                ROWS(part_of(a, 0, r, t), 2);                                                                          \
                 t += 2;                                                                                                \
             }                                                                                                          \
-            if (t < a->n_tok) ROWS(part_of(a, r, t), 1);                                                               \
+            if (t < a->n_tok) ROWS(part_of(a, 0, r, t), 1);                                                            \
         }                                                                                                              \
     }
 
