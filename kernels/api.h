@@ -179,6 +179,9 @@ const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type 
 /// that are preferred by name.
 const rl_kernel *rl_kernel_find_rows(const rl_dispatch *d, rl_type type, unsigned act, size_t n_tok);
 
+/// Whether the entry is one that the dispatch prefers by name.
+bool rl_kernel_asked(const rl_dispatch *d, const rl_kernel *k);
+
 /// The entry with exactly this name, RL_ERR_KERNEL when unknown or not runnable here.
 rl_status rl_kernel_named(const rl_dispatch *d, const char *name, const rl_kernel **out, rl_err *err);
 

@@ -46,16 +46,15 @@ static const rl_kernel *by_name(const char *name, size_t len) {
     return NULL;
 }
 
-// Whether `name` is one of the comma-separated names in `list`.
-static int listed(const char *list, const char *name) {
-    size_t len = strlen(name);
-    for (const char *p = list; *p;) {
+bool rl_kernel_asked(const rl_dispatch *d, const rl_kernel *k) {
+    size_t len = strlen(k->name);
+    for (const char *p = d->overrides; *p;) {
         size_t n = strcspn(p, ",");
-        if (n == len && memcmp(p, name, n) == 0) return 1;
+        if (n == len && memcmp(p, k->name, n) == 0) return true;
         p += n;
         if (*p == ',') p++;
     }
-    return 0;
+    return false;
 }
 
 static rl_status check_runs(const rl_dispatch *d, const rl_kernel *k, rl_err *err) {
@@ -127,7 +126,7 @@ const rl_kernel *rl_kernel_find(const rl_dispatch *d, rl_family family, rl_type 
         if (k[i].family != family || k[i].type != type || (k[i].act & act) != act) continue;
         if (layout && strcmp(k[i].layout, layout) != 0) continue;
         if ((k[i].cpu & d->features) != k[i].cpu) continue;
-        if (d->overrides[0] && listed(d->overrides, k[i].name)) return &k[i];
+        if (rl_kernel_asked(d, &k[i])) return &k[i];
         int rank = tier_rank(k[i].isa);
         if (rank >= best_rank) best = &k[i], best_rank = rank;
     }
@@ -138,7 +137,7 @@ const rl_kernel *rl_kernel_find_rows(const rl_dispatch *d, rl_type type, unsigne
     const rl_kernel *one = rl_kernel_find(d, RL_FAM_ROWS, type, act, "");
     const rl_kernel *pairs = n_tok < 2 ? NULL : rl_kernel_find(d, RL_FAM_ROWS, type, act, "pairs");
     if (!pairs) return one;
-    int asked = one && listed(d->overrides, one->name) && !listed(d->overrides, pairs->name);
+    int asked = one && rl_kernel_asked(d, one) && !rl_kernel_asked(d, pairs);
     return asked ? one : pairs;
 }
 

@@ -1,6 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/features.h"
 
+static const rl_cpu_feature names[] = {
+    {RL_CPU_AVX2, "avx2"},         {RL_CPU_FMA, "fma"},           {RL_CPU_F16C, "f16c"},
+    {RL_CPU_AVXVNNI, "avxvnni"},   {RL_CPU_AVX512F, "avx512f"},   {RL_CPU_AVX512BW, "avx512bw"},
+    {RL_CPU_AVX512VL, "avx512vl"}, {RL_CPU_AVX512DQ, "avx512dq"}, {RL_CPU_AVX512VNNI, "avx512vnni"},
+    {RL_CPU_AMXTILE, "amxtile"},   {RL_CPU_AMXINT8, "amxint8"},   {RL_CPU_NEON, "neon"},
+    {RL_CPU_DOTPROD, "dotprod"},   {RL_CPU_I8MM, "i8mm"},
+};
+
+const rl_cpu_feature *rl_cpu_feature_names(size_t *n) {
+    *n = sizeof names / sizeof *names;
+    return names;
+}
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <string.h>

@@ -4,6 +4,7 @@
 #define RL_KERNELS_FEATURES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define RL_CPU_AVX2 (1ull << 0)
@@ -22,6 +23,14 @@
 #define RL_CPU_I8MM (1ull << 34)
 
 uint64_t rl_cpu_features(void);
+
+typedef struct rl_cpu_feature {
+    uint64_t bit;
+    const char *name;
+} rl_cpu_feature;
+
+/// All features, of every architecture.
+const rl_cpu_feature *rl_cpu_feature_names(size_t *n);
 
 /// Whether rows come faster from several places by turns (rl_rows_args.apart) than one after the other.
 bool rl_cpu_wants_strips(void);

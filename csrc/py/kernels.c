@@ -17,17 +17,6 @@ static const char *const family_names[RL_FAM_COUNT] = {
 };
 
 static const struct {
-    uint64_t bit;
-    const char *name;
-} feature_names[] = {
-    {RL_CPU_AVX2, "avx2"},         {RL_CPU_FMA, "fma"},           {RL_CPU_F16C, "f16c"},
-    {RL_CPU_AVXVNNI, "avxvnni"},   {RL_CPU_AVX512F, "avx512f"},   {RL_CPU_AVX512BW, "avx512bw"},
-    {RL_CPU_AVX512VL, "avx512vl"}, {RL_CPU_AVX512DQ, "avx512dq"}, {RL_CPU_AVX512VNNI, "avx512vnni"},
-    {RL_CPU_AMXTILE, "amxtile"},   {RL_CPU_AMXINT8, "amxint8"},   {RL_CPU_NEON, "neon"},
-    {RL_CPU_DOTPROD, "dotprod"},   {RL_CPU_I8MM, "i8mm"},
-};
-
-static const struct {
     unsigned bit;
     const char *name;
 } act_names[] = {{RL_ACT_F32, "f32"}, {RL_ACT_Q8, "int8"}, {RL_ACT_Q16, "int16"}};
@@ -114,10 +103,11 @@ int rl_py_run(rl_state *st, rl_region_fn fn, void *arg, int n_threads) {
 // Why an entry is the chosen one of its slot, or why it is not.
 static PyObject *reason(const rl_dispatch *d, uint64_t cpu, const rl_kernel *k, const rl_kernel *chosen) {
     if ((k->cpu & cpu) != k->cpu) {
+        size_t n_features;
+        const rl_cpu_feature *features = rl_cpu_feature_names(&n_features);
         char missing[160] = "";
-        for (size_t i = 0; i < sizeof feature_names / sizeof *feature_names; i++)
-            if (k->cpu & ~cpu & feature_names[i].bit)
-                strcat(strcat(missing, *missing ? ", " : ""), feature_names[i].name);
+        for (size_t i = 0; i < n_features; i++)
+            if (k->cpu & ~cpu & features[i].bit) strcat(strcat(missing, *missing ? ", " : ""), features[i].name);
         return PyUnicode_FromFormat("this CPU lacks %s", missing);
     }
     if ((k->cpu & d->features) != k->cpu) return PyUnicode_FromFormat("limited to the %s tier", d->isa);
@@ -143,6 +133,8 @@ static PyObject *kernel_table(PyObject *m, PyObject *args) {
     size_t n;
     const rl_kernel *k = rl_kernels(&n);
     uint64_t cpu = rl_cpu_features();
+    size_t n_features;
+    const rl_cpu_feature *features = rl_cpu_feature_names(&n_features);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < n; i++, k++) {
         // The layout of a tile follows from its unpack, so it is no part of that choice.
@@ -154,9 +146,9 @@ static PyObject *kernel_table(PyObject *m, PyObject *args) {
                                       : rl_kernel_find(&d, k->family, k->type, act_in, layout);
         const rl_dtype *t = k->type == RL_TYPE_NONE ? NULL : rl_dtype_of(k->type);
         PyObject *needs = PyList_New(0);
-        for (size_t f = 0; needs && f < sizeof feature_names / sizeof *feature_names; f++)
-            if (k->cpu & feature_names[f].bit) {
-                PyObject *s = PyUnicode_FromString(feature_names[f].name);
+        for (size_t f = 0; needs && f < n_features; f++)
+            if (k->cpu & features[f].bit) {
+                PyObject *s = PyUnicode_FromString(features[f].name);
                 if (!s || PyList_Append(needs, s) < 0) Py_CLEAR(needs);
                 Py_XDECREF(s);
             }

@@ -10,17 +10,6 @@
 #include "base/cpus.h"
 #include "py/kernels.h"
 
-static const struct {
-    uint64_t bit;
-    const char *name;
-} features[] = {
-    {RL_CPU_AVX2, "avx2"},         {RL_CPU_FMA, "fma"},           {RL_CPU_F16C, "f16c"},
-    {RL_CPU_AVXVNNI, "avxvnni"},   {RL_CPU_AVX512F, "avx512f"},   {RL_CPU_AVX512BW, "avx512bw"},
-    {RL_CPU_AVX512VL, "avx512vl"}, {RL_CPU_AVX512DQ, "avx512dq"}, {RL_CPU_AVX512VNNI, "avx512vnni"},
-    {RL_CPU_AMXTILE, "amxtile"},   {RL_CPU_AMXINT8, "amxint8"},   {RL_CPU_NEON, "neon"},
-    {RL_CPU_DOTPROD, "dotprod"},   {RL_CPU_I8MM, "i8mm"},
-};
-
 static PyObject *int_or_none(int64_t v) {
     if (v > 0) return PyLong_FromLongLong(v);
     Py_RETURN_NONE;
@@ -235,9 +224,11 @@ static PyObject *isa_info(PyObject *m, PyObject *args) {
 #else
     const char *arch = "arm";
 #endif
+    size_t n_features;
+    const rl_cpu_feature *features = rl_cpu_feature_names(&n_features);
     uint64_t cpu = rl_cpu_features();
     PyObject *names = PyList_New(0), *can = Py_BuildValue("[s]", "ref");
-    for (size_t i = 0; names && i < sizeof features / sizeof *features; i++) {
+    for (size_t i = 0; names && i < n_features; i++) {
         if (!(cpu & features[i].bit)) continue;
         PyObject *s = PyUnicode_FromString(features[i].name);
         if (!s || PyList_Append(names, s) < 0) Py_CLEAR(names);

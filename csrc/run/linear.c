@@ -130,14 +130,14 @@ static size_t strip_rows(const rl_linear *lin, size_t n_tok) {
     return lin->strips && n_tok == 1 ? lin->w.rows / unit_rows(&lin->w) * (unit_rows(&lin->w) / RL_ROWS_STRIPS) : 0;
 }
 
-// n rows from row r on; from row r of each strip where they are `apart`.
+// n rows from row r0 on; of one token, from row r0 of each strip where they are `apart`.
 static void multiply_rows(const rl_linear_call *c, size_t r0, size_t n, size_t apart) {
     const rl_mat *w = &c->lin->w;
     rl_rows_fn fn = (rl_rows_fn)rows_of(c->lin, c->n_tok)->fn;
     size_t step = c->n_tok > RL_ROWS_MAX_TOK ? UNIT_ROWS : n; // many tokens: keep these rows in the cache
     for (size_t i = 0; i < n; i += step)
         for (size_t t = 0; t < c->n_tok; t += RL_ROWS_MAX_TOK) {
-            size_t r = r0 + rl_row_at(i, apart);
+            size_t r = r0 + i;
             rl_rows_args a = {
                 .w = w->data + r * w->row_bytes,
                 .row_bytes = w->row_bytes,

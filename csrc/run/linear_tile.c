@@ -31,7 +31,7 @@ static bool is_float(rl_type t) {
 static void plan_few(rl_linear *lin, const rl_dispatch *d) {
     lin->mul_few = NULL;
     lin->many_from = 0;
-    if (!lin->mul || lin->mul->tile_cols <= RL_PANEL || strstr(d->overrides, lin->mul->name)) return;
+    if (!lin->mul || lin->mul->tile_cols <= RL_PANEL || rl_kernel_asked(d, lin->mul)) return;
     rl_dispatch without = *d;
     without.features &= ~(RL_CPU_AMXTILE | RL_CPU_AMXINT8);
     lin->mul_few = rl_kernel_find(&without, RL_FAM_TILE_MUL, RL_TYPE_NONE, lin->mul->act & (RL_ACT_Q8 | RL_ACT_Q16),

@@ -199,10 +199,6 @@ typedef struct {
     size_t ld_out;
 } rows_part;
 
-// Columns of a row before the other strips have their turn: long enough to load and keep its sums, short against what
-// the hardware reads ahead. 256 to 1024 columns (0.15 to 1 KB) were equally fast, whole rows of 4 KB no faster than one
-// strip.
-#define RL_COLS_AT_ONCE 512
 // A part has one row of each strip. With two, the second ones begin where nothing has been asked for.
 _Static_assert(RL_ROWS_STRIPS == RL_ROWS_AT_ONCE, "a part is a row of each strip");
 

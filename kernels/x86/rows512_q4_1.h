@@ -146,6 +146,14 @@ RL_INLINE void row_ends(const rows_part *a, const act_ptr *x, part_sums *folded,
     }
 }
 
+// Far ahead, unless that is behind the ends of many strips.
+RL_INLINE void ask(const rows_part *a, const uint8_t *w, size_t bytes) {
+    if (a->apart)
+        prefetch(w, bytes);
+    else
+        prefetch_far(w, bytes);
+}
+
 RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
     act_ptr x[4];
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
@@ -163,14 +171,14 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
         }
         size_t g = g0;
         for (; g + 16 <= g1; g += 16, w += 16 * bytes) {
-            a.apart ? prefetch(w, 16 * bytes) : prefetch_far(w, 16 * bytes);
+            ask(&a, w, 16 * bytes);
             sixteen(w, x, g, s, nt);
         }
         for (; g < whole; g += 4, w += 4 * bytes) {
-            a.apart ? prefetch(w, 64) : prefetch_far(w, 64);
+            ask(&a, w, 64);
             up_to_four(w, g1 - g < 4 ? g1 - g : 4, x, g, s, nt);
         }
-        if (g < g1) a.apart ? prefetch(w, 64) : prefetch_far(w, 64);
+        if (g < g1) ask(&a, w, 64);
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
             if (g1 < n)

@@ -5,7 +5,6 @@
 #include "kernels/x86/prefetch.h"
 
 #define CHUNK 256
-#define COLS_AT_ONCE 512
 
 // Adds the products of n values (a multiple of 32) to the 32 partial sums.
 RL_INLINE void add_products(const float *w, const float *x, size_t n, float *sums) {
@@ -60,7 +59,7 @@ RL_INLINE void rows(const rl_rows_args *a, const size_t block, const size_t byte
         size_t end = a->n_rows - first < RL_ROWS_STRIPS ? a->n_rows : first + RL_ROWS_STRIPS;
         // Of strips some columns by turns, as in rows256.h.
         for (size_t c0 = 0, c1; c0 < a->cols; c0 = c1) {
-            c1 = a->apart && a->cols - c0 > COLS_AT_ONCE ? c0 + COLS_AT_ONCE : a->cols;
+            c1 = a->apart && a->cols - c0 > RL_COLS_AT_ONCE ? c0 + RL_COLS_AT_ONCE : a->cols;
             for (size_t i = first; i < end; i++) {
                 const size_t r = rl_row_at(i, a->apart);
                 const uint8_t *w = a->w + r * a->row_bytes;
