@@ -28,7 +28,7 @@ typedef struct rl_linear {
     const rl_kernel *mul;
     const rl_kernel *mul_few; // instead of mul, for fewer tokens than many_from; of the same layout
     size_t many_from;
-    bool strips;         // rows are read from several places by turns
+    size_t strip_units;  // rows of these units are read from several places by turns, of one token
     size_t tile_from;    // least number of tokens for which the tile is used
     const rl_blas *blas; // NULL, or the library that multiplies prompts instead of the tile; unpack dequantizes
 } rl_linear;

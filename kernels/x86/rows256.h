@@ -202,21 +202,30 @@ typedef struct {
 // A part has one row of each strip. With two, the second ones begin where nothing has been asked for.
 _Static_assert(RL_ROWS_STRIPS == RL_ROWS_AT_ONCE, "a part is a row of each strip");
 
-// For each span of groups g0..g1 of 32 columns: of strips some columns, else whole rows.
-#define RL_SPANS(a, g0, g1)                                                                                            \
-    for (size_t g0 = 0, g1 = span_end(&(a), 0); g0 < (a).cols / 32; g0 = g1, g1 = span_end(&(a), g1))
+// For each span of groups g0..g1 of 32 columns: of strips some columns, else whole rows. 8 groups take `bytes` bytes.
+#define RL_SPANS(a, bytes, g0, g1)                                                                                     \
+    for (size_t g0 = 0, g1 = span_end(&(a), bytes, 0); g0 < (a).cols / 32; g0 = g1, g1 = span_end(&(a), bytes, g1))
 
 // A short rest goes with the last span.
-RL_INLINE size_t span_end(const rows_part *a, size_t g) {
-    const size_t step = RL_COLS_AT_ONCE / 32, n = a->cols / 32;
+RL_INLINE size_t span_end(const rows_part *a, size_t bytes, size_t g) {
+    const size_t step = strip_cols(bytes) / 32, n = a->cols / 32;
     return a->apart && n - g >= step + step / 2 ? g + step : n;
 }
 
-// Row r of the part, from its group g on (a multiple of 8 groups, which take `bytes` bytes).
-RL_INLINE const uint8_t *row_of(const rows_part *a, size_t r, size_t g, size_t bytes) {
+// Row r of the part, from its group g0 on (a multiple of 8 groups, which take `bytes` bytes), for a span up to g1.
+RL_INLINE const uint8_t *row_of(const rows_part *a, size_t r, size_t g0, size_t g1, size_t bytes) {
+    const size_t at = g0 / 8 * bytes;
     const uint8_t *w = a->w + rl_row_at(r, a->apart) * a->row_bytes;
-    if (!a->apart) touch_pages(w, a->row_bytes);
-    return w + g / 8 * bytes;
+    if (a->apart)
+        prefetch_strips(a->w + at, a->apart * a->row_bytes, r, (g1 - g0) * bytes / 8);
+    else
+        touch_pages(w, a->row_bytes);
+    return w + at;
+}
+
+// What is ahead of `bytes` bytes of a row; of strips it has been asked for.
+RL_INLINE void ask(const rows_part *a, const uint8_t *w, size_t bytes) {
+    if (!a->apart) prefetch(w, bytes);
 }
 
 // The sums of a row while others of its part have their turn.
@@ -267,7 +276,9 @@ RL_INLINE rows_part part_of(const rl_rows_args *a, size_t apart, size_t r, size_
 // Rows that follow each other know nothing of spans, which cost 3 to 5 % where memory does not.
 #define RL_DRIVE(T, ROWS)                                                                                              \
     static __attribute__((noinline)) void RL_CAT(strips_, T, _, RL_BITS)(const rl_rows_args *a) {                      \
-        for (size_t r = 0; r < a->n_rows; r += RL_ROWS_AT_ONCE) ROWS(part_of(a, a->apart, r, 0), 1);                   \
+        const size_t apart = a->apart;                                                                                 \
+        if (!apart) __builtin_unreachable();                                                                           \
+        for (size_t r = 0; r < a->n_rows; r += RL_ROWS_AT_ONCE) ROWS(part_of(a, apart, r, 0), 1);                      \
     }                                                                                                                  \
     void RL_ROWS_NAME(T)(const rl_rows_args *a);                                                                       \
     void RL_ROWS_NAME(T)(const rl_rows_args *a) {                                                                      \

@@ -141,17 +141,17 @@ RL_INLINE void nibble_rows(const size_t bytes, head_fn head, pair_fn pair, const
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
     row_sums kept[RL_ROWS_AT_ONCE];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, 8 * bytes, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
         row_sums s;
         begin_row(&s, &kept[r], g0, nt);
-        const uint8_t *w = row_of(&a, r, g0, 8 * bytes);
+        const uint8_t *w = row_of(&a, r, g0, g1, 8 * bytes);
         size_t g = g0;
         for (; g + 8 <= g1; g += 8, w += 8 * bytes) {
-            prefetch(w, 8 * bytes);
+            ask(&a, w, 8 * bytes);
             nibble_group(w, bytes, head, pair, sign, 8, x, g, s.acc, s.min, nt);
         }
-        if (g < g1) prefetch(w, 64);
+        if (g < g1) ask(&a, w, 64);
 #define GROUP(n) nibble_group(w, bytes, head, pair, sign, n, x, g, s.acc, s.min, nt)
         LAST_BLOCKS(g1 - g)
 #undef GROUP
@@ -188,17 +188,17 @@ RL_INLINE void q8_0_rows(const rows_part a, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
     row_sums kept[RL_ROWS_AT_ONCE];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, 8 * 34, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
         row_sums s;
         begin_row(&s, &kept[r], g0, nt);
-        const uint8_t *w = row_of(&a, r, g0, 8 * 34);
+        const uint8_t *w = row_of(&a, r, g0, g1, 8 * 34);
         size_t g = g0;
         for (; g + 8 <= g1; g += 8, w += 8 * 34) {
-            prefetch(w, 8 * 34);
+            ask(&a, w, 8 * 34);
             q8_0_group(w, 8, x, g, s.acc, nt);
         }
-        if (g < g1) prefetch(w, 64);
+        if (g < g1) ask(&a, w, 64);
 #define GROUP(n) q8_0_group(w, n, x, g, s.acc, nt)
         LAST_BLOCKS(g1 - g)
 #undef GROUP

@@ -86,13 +86,13 @@ RL_INLINE void super_rows(const size_t bytes, scales_fn scales_of, half_fn half_
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
     row_sums kept[RL_ROWS_AT_ONCE];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, bytes, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
         row_sums s;
         begin_row(&s, &kept[r], g0, nt);
-        const uint8_t *w = row_of(&a, r, g0, bytes);
+        const uint8_t *w = row_of(&a, r, g0, g1, bytes);
         for (size_t g = g0; g < g1; g += 8, w += bytes) {
-            prefetch(w, bytes);
+            ask(&a, w, bytes);
             super_block(w, bytes, scales_of, half_of, kind, x, g, s.acc, s.min, nt);
         }
         end_row(&s, &kept[r], sums, r, g1, a.cols / 32, nt);
@@ -120,14 +120,14 @@ RL_INLINE void iq4xs_rows(const rows_part a, const int nt) {
     for (int t = 0; t < nt; t++) x[t] = act_at(a.act, a.tok + (size_t)t);
     part_sums sums[4];
     row_sums kept[RL_ROWS_AT_ONCE];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, sizeof(rl_block_iq4_xs), g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
         __m256 ds[4];
         row_sums sum;
         begin_row(&sum, &kept[r], g0, nt);
-        const uint8_t *w = row_of(&a, r, g0, sizeof(rl_block_iq4_xs));
+        const uint8_t *w = row_of(&a, r, g0, g1, sizeof(rl_block_iq4_xs));
         for (size_t g = g0; g < g1; g += 8, w += sizeof(rl_block_iq4_xs)) {
-            prefetch(w, sizeof(rl_block_iq4_xs));
+            ask(&a, w, sizeof(rl_block_iq4_xs));
             scales sc = scales_iq4xs(w);
             for (int t = 0; t < nt; t++) ds[t] = _mm256_mul_ps(sc.s0, act_scales(&x[t], g));
 #pragma GCC unroll 4

@@ -146,12 +146,9 @@ RL_INLINE void row_ends(const rows_part *a, const act_ptr *x, part_sums *folded,
     }
 }
 
-// Far ahead, unless that is behind the ends of many strips.
-RL_INLINE void ask(const rows_part *a, const uint8_t *w, size_t bytes) {
-    if (a->apart)
-        prefetch(w, bytes);
-    else
-        prefetch_far(w, bytes);
+// As ask(), but far ahead.
+RL_INLINE void ask_far(const rows_part *a, const uint8_t *w, size_t bytes) {
+    if (!a->apart) prefetch_far(w, bytes);
 }
 
 RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
@@ -160,9 +157,9 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
     const size_t bytes = sizeof(rl_block_q4_1), n = a.cols / 32, alone = n % 4 == 2 ? n - 2 : n;
     part_sums folded[4];
     sums kept[RL_ROWS_AT_ONCE][4];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, 8 * bytes, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = row_of(&a, r, g0, 8 * bytes);
+        const uint8_t *w = row_of(&a, r, g0, g1, 8 * bytes);
         const size_t whole = g1 < n ? g1 : alone;
         sums s[4];
         for (int t = 0; t < nt; t++) {
@@ -171,14 +168,14 @@ RL_INLINE void rows_q4_1(const rows_part a, const int nt) {
         }
         size_t g = g0;
         for (; g + 16 <= g1; g += 16, w += 16 * bytes) {
-            ask(&a, w, 16 * bytes);
+            ask_far(&a, w, 16 * bytes);
             sixteen(w, x, g, s, nt);
         }
         for (; g < whole; g += 4, w += 4 * bytes) {
-            ask(&a, w, 64);
+            ask_far(&a, w, 64);
             up_to_four(w, g1 - g < 4 ? g1 - g : 4, x, g, s, nt);
         }
-        if (g < g1) ask(&a, w, 64);
+        if (g < g1) ask_far(&a, w, 64);
         for (int t = 0; t < nt; t++) {
             __m512 v = _mm512_add_ps(_mm512_add_ps(s[t].acc[0], s[t].acc[1]), s[t].min);
             if (g1 < n)

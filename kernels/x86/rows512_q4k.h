@@ -63,9 +63,9 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
         __m512 acc[4][2];
         __m256 min[4];
     } kept[RL_ROWS_AT_ONCE];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, bytes, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = row_of(&a, r, g0, bytes);
+        const uint8_t *w = row_of(&a, r, g0, g1, bytes);
         __m512 acc[4][2];
         __m256 min[4];
         for (int t = 0; t < nt; t++) {
@@ -73,7 +73,7 @@ RL_INLINE void rows512(const int five, const rows_part a, const int nt) {
             min[t] = g0 ? kept[r].min[t] : _mm256_setzero_ps();
         }
         for (size_t g = g0; g < g1; g += 8, w += bytes) {
-            prefetch(w, bytes);
+            ask(&a, w, bytes);
             const scales sc = scales_k4(w);
             const __m512i qh = five ? _mm512_broadcast_i64x4(load256(w + 16)) : _mm512_setzero_si512();
             __m512i v[4];

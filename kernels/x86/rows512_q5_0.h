@@ -108,9 +108,9 @@ RL_INLINE void rows_q5_0(const rows_part a, const int nt) {
     const size_t n = a.cols / 32;
     part_sums folded[4];
     sums kept[RL_ROWS_AT_ONCE][4];
-    RL_SPANS(a, g0, g1)
+    RL_SPANS(a, 8 * BLOCK_BYTES, g0, g1)
     for (size_t r = 0; r < a.n_rows; r++) {
-        const uint8_t *w = row_of(&a, r, g0, 8 * BLOCK_BYTES);
+        const uint8_t *w = row_of(&a, r, g0, g1, 8 * BLOCK_BYTES);
         sums s[4];
         for (int t = 0; t < nt; t++) {
             s[t].acc[0] = s[t].acc[1] = s[t].offset = _mm512_setzero_ps();
@@ -118,15 +118,15 @@ RL_INLINE void rows_q5_0(const rows_part a, const int nt) {
         }
         size_t g = g0;
         for (; g + 16 <= g1; g += 16, w += 16 * BLOCK_BYTES) {
-            prefetch(w, 16 * BLOCK_BYTES);
+            ask(&a, w, 16 * BLOCK_BYTES);
             sixteen_blocks(w, x, g, s, nt);
         }
         for (; g + 4 <= g1; g += 4, w += 4 * BLOCK_BYTES) {
-            prefetch(w, 4 * BLOCK_BYTES);
+            ask(&a, w, 4 * BLOCK_BYTES);
             some_blocks(four_blocks(w), x, g, s, nt);
         }
         if (g < g1) {
-            prefetch(w, 64);
+            ask(&a, w, 64);
             some_blocks(last_blocks(w, g1 - g), x, g, s, nt);
         }
         for (int t = 0; t < nt; t++) {

@@ -42,7 +42,7 @@ RL_INLINE void add_columns(const rl_rows_args *a, const uint8_t *w, size_t c0, s
     for (size_t c = c0; c < c1; c += CHUNK, w += CHUNK / block * bytes) {
         _Alignas(32) float chunk[CHUNK];
         size_t n = c1 - c < CHUNK ? c1 - c : CHUNK, whole = n & ~(size_t)31;
-        prefetch(w, CHUNK / block * bytes);
+        if (!a->apart) prefetch(w, CHUNK / block * bytes);
         dequant(w, chunk, n);
         for (size_t t = 0; t < a->n_tok; t++) {
             const float *x = a->act->f32 + (a->tok0 + t) * a->act->ld_f32 + c;
@@ -59,14 +59,19 @@ RL_INLINE void rows(const rl_rows_args *a, const size_t block, const size_t byte
         size_t end = a->n_rows - first < RL_ROWS_STRIPS ? a->n_rows : first + RL_ROWS_STRIPS;
         // Of strips some columns by turns, as in rows256.h.
         for (size_t c0 = 0, c1; c0 < a->cols; c0 = c1) {
-            c1 = a->apart && a->cols - c0 > RL_COLS_AT_ONCE ? c0 + RL_COLS_AT_ONCE : a->cols;
+            const size_t step = strip_cols(256 / block * bytes), at = c0 / block * bytes;
+            c1 = a->apart && a->cols - c0 > step ? c0 + step : a->cols;
             for (size_t i = first; i < end; i++) {
                 const size_t r = rl_row_at(i, a->apart);
                 const uint8_t *w = a->w + r * a->row_bytes;
                 float(*s)[32] = sums[i - first];
-                if (!a->apart) touch_pages(w, a->row_bytes);
+                if (a->apart)
+                    prefetch_strips(a->w + first / RL_ROWS_STRIPS * a->row_bytes + at, a->apart * a->row_bytes,
+                                    i - first, (c1 - c0) / block * bytes);
+                else
+                    touch_pages(w, a->row_bytes);
                 if (c0 == 0) memset(s, 0, a->n_tok * sizeof *s);
-                add_columns(a, w + c0 / block * bytes, c0, c1, block, bytes, dequant, s);
+                add_columns(a, w + at, c0, c1, block, bytes, dequant, s);
                 for (size_t t = 0; t < a->n_tok && c1 == a->cols; t++) a->out[t * a->ld_out + r] = fold(s[t]);
             }
         }
