@@ -200,11 +200,11 @@ static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u
 #define BEGIN_BYTES (4 << 10)
 #define BEGIN_PAGES 12
 #define PAGE_BYTES 4096
-#define BEGIN_STRIP_BYTES 256 // of each strip; more gained nothing
+#define BEGIN_STRIP_BYTES 1024 // of each strip: what the kernels take to have been asked for
 
 static void prefetch_strips(const rl_mat *w, size_t row, size_t apart) {
-    for (size_t s = 0; s < RL_ROWS_STRIPS; s++, row += apart)
-        for (size_t o = 0; o < BEGIN_STRIP_BYTES; o += 64) __builtin_prefetch(w->data + row * w->row_bytes + o);
+    for (size_t o = 0; o < BEGIN_STRIP_BYTES; o += 64)
+        for (size_t s = 0; s < RL_ROWS_STRIPS; s++) __builtin_prefetch(w->data + (row + s * apart) * w->row_bytes + o);
 }
 
 static void prefetch_share(const rl_linear *lin, size_t unit) {
