@@ -11,7 +11,7 @@
 #define UNIT_ROWS 16         // rows handed out are multiples of this
 #define UNIT_BYTES (8 << 10) // and about this many bytes, so that matrices of different row sizes weigh the same
 // Bytes from which reading in strips pays: what the kernels ask for behind the ends of eight strips is lost.
-#define STRIPS_FROM ((size_t)512 << 10)
+#define STRIPS_FROM ((size_t)256 << 10)
 // Strips whose beginnings are about a multiple of this apart share the few places of the first-level cache where their
 // lines may be: 0.85 to 0.95 of the speed (measured on Sapphire Rapids; a way of its cache is 4 KB).
 #define WAY_BYTES 4096
