@@ -202,7 +202,7 @@ static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u
 #define PAGE_BYTES 4096
 #define BEGIN_STRIP_BYTES 1024 // of each strip: what the kernels take to have been asked for
 
-static void prefetch_strips(const rl_mat *w, size_t row, size_t apart) {
+static void prefetch_beginnings(const rl_mat *w, size_t row, size_t apart) {
     for (size_t o = 0; o < BEGIN_STRIP_BYTES; o += 64)
         for (size_t s = 0; s < RL_ROWS_STRIPS; s++) __builtin_prefetch(w->data + (row + s * apart) * w->row_bytes + o);
 }
@@ -211,7 +211,7 @@ static void prefetch_share(const rl_linear *lin, size_t unit) {
     const rl_mat *w = &lin->w;
     size_t per = unit_rows(w);
     if (unit < lin->strip_units) {
-        prefetch_strips(w, unit * (per / RL_ROWS_STRIPS), strip_rows(lin));
+        prefetch_beginnings(w, unit * (per / RL_ROWS_STRIPS), strip_rows(lin));
         return;
     }
     const uint8_t *p = w->data + unit * per * w->row_bytes, *end = w->data + w->rows * w->row_bytes;
