@@ -27,11 +27,16 @@ static size_t n_units(const rl_mat *w) {
     return (w->rows + u - 1) / u;
 }
 
+// Rows of so many units in each strip.
+static size_t rows_in_strip(const rl_mat *w, size_t units) {
+    return units * (unit_rows(w) / RL_ROWS_STRIPS);
+}
+
 // Units that are read in strips. Each has the same rows of every strip, so that what a thread takes next lies behind
 // what it has taken in each. What is left behind the strips is read in order: rows behind the last whole unit, and
 // some units more where that keeps the strips out of each other's way in the cache.
 static size_t strip_units(const rl_mat *w) {
-    size_t per = unit_rows(w), whole = w->rows / per, step = per / RL_ROWS_STRIPS * w->row_bytes;
+    size_t per = unit_rows(w), whole = w->rows / per, step = rows_in_strip(w, 1) * w->row_bytes;
     if (whole * per * w->row_bytes < STRIPS_FROM) return 0;
     for (size_t units = whole; units > whole - whole / 32; units--) {
         size_t over = units * step % WAY_BYTES;
@@ -140,11 +145,6 @@ size_t rl_linear_scratch(const rl_linear *const *lins, size_t n, size_t max_tok)
     return 0;
 }
 
-// Rows of a strip.
-static size_t strip_rows(const rl_linear *lin) {
-    return lin->strip_units * (unit_rows(&lin->w) / RL_ROWS_STRIPS);
-}
-
 // n rows from row r0 on; of one token, from row r0 of each strip where they are `apart`.
 static void multiply_rows(const rl_linear_call *c, size_t r0, size_t n, size_t apart) {
     const rl_mat *w = &c->lin->w;
@@ -171,14 +171,15 @@ static void multiply_rows(const rl_linear_call *c, size_t r0, size_t n, size_t a
 
 // Units u0..u1 of one matrix.
 static void multiply_some(const rl_linear_call *c, size_t u0, size_t u1) {
-    size_t per = unit_rows(&c->lin->w), rows = c->lin->w.rows;
+    const rl_mat *w = &c->lin->w;
+    size_t per = unit_rows(w);
     size_t strips = c->n_tok == 1 ? c->lin->strip_units : 0; // several tokens wait for arithmetic
     if (u0 < strips) {
         size_t end = u1 < strips ? u1 : strips;
-        multiply_rows(c, u0 * (per / RL_ROWS_STRIPS), (end - u0) * per, strip_rows(c->lin));
+        multiply_rows(c, rows_in_strip(w, u0), (end - u0) * per, rows_in_strip(w, strips));
         u0 = end;
     }
-    if (u0 < u1) multiply_rows(c, u0 * per, (u1 * per < rows ? u1 * per : rows) - u0 * per, 0);
+    if (u0 < u1) multiply_rows(c, u0 * per, (u1 * per < w->rows ? u1 * per : w->rows) - u0 * per, 0);
 }
 
 // Units u0..u1 counted through the matrices one after the other.
@@ -200,21 +201,19 @@ static void multiply_units(const rl_linear_call *calls, size_t n_calls, size_t u
 #define BEGIN_BYTES (4 << 10)
 #define BEGIN_PAGES 12
 #define PAGE_BYTES 4096
-#define BEGIN_STRIP_BYTES 1024 // of each strip: what the kernels take to have been asked for
 
 static void prefetch_beginnings(const rl_mat *w, size_t row, size_t apart) {
-    for (size_t o = 0; o < BEGIN_STRIP_BYTES; o += 64)
+    for (size_t o = 0; o < RL_STRIPS_AHEAD; o += 64)
         for (size_t s = 0; s < RL_ROWS_STRIPS; s++) __builtin_prefetch(w->data + (row + s * apart) * w->row_bytes + o);
 }
 
 static void prefetch_share(const rl_linear *lin, size_t unit) {
     const rl_mat *w = &lin->w;
-    size_t per = unit_rows(w);
     if (unit < lin->strip_units) {
-        prefetch_beginnings(w, unit * (per / RL_ROWS_STRIPS), strip_rows(lin));
+        prefetch_beginnings(w, rows_in_strip(w, unit), rows_in_strip(w, lin->strip_units));
         return;
     }
-    const uint8_t *p = w->data + unit * per * w->row_bytes, *end = w->data + w->rows * w->row_bytes;
+    const uint8_t *p = w->data + unit * unit_rows(w) * w->row_bytes, *end = w->data + w->rows * w->row_bytes;
     const uint8_t *lines = end - p < BEGIN_BYTES ? end : p + BEGIN_BYTES;
     for (; p < lines; p += 64) __builtin_prefetch(p);
     for (int i = 0; i < BEGIN_PAGES && end - p > 0; i++, p += PAGE_BYTES) __builtin_prefetch(p);

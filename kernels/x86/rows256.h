@@ -204,23 +204,21 @@ _Static_assert(RL_ROWS_STRIPS == RL_ROWS_AT_ONCE, "a part is a row of each strip
 
 // For each span of groups g0..g1 of 32 columns: of strips some columns, else whole rows. 8 groups take `bytes` bytes.
 #define RL_SPANS(a, bytes, g0, g1)                                                                                     \
-    for (size_t g0 = 0, g1 = span_end(&(a), bytes, 0); g0 < (a).cols / 32; g0 = g1, g1 = span_end(&(a), bytes, g1))
+    for (size_t g0 = 0, g1 = end_of_span(&(a), bytes, 0); g0 < (a).cols / 32;                                          \
+         g0 = g1, g1 = end_of_span(&(a), bytes, g1))
 
-// A short rest goes with the last span.
-RL_INLINE size_t span_end(const rows_part *a, size_t bytes, size_t g) {
-    const size_t step = strip_cols(bytes) / 32, n = a->cols / 32;
-    return a->apart && n - g >= step + step / 2 ? g + step : n;
+RL_INLINE size_t end_of_span(const rows_part *a, size_t bytes, size_t g) {
+    return span_end(a->apart, a->cols, 32 * g, bytes) / 32;
 }
 
 // Row r of the part, from its group g0 on (a multiple of 8 groups, which take `bytes` bytes), for a span up to g1.
 RL_INLINE const uint8_t *row_of(const rows_part *a, size_t r, size_t g0, size_t g1, size_t bytes) {
-    const size_t at = g0 / 8 * bytes;
-    const uint8_t *w = a->w + rl_row_at(r, a->apart) * a->row_bytes;
+    const uint8_t *row = a->w + rl_row_at(r, a->apart) * a->row_bytes, *w = row + g0 / 8 * bytes;
     if (a->apart)
-        prefetch_strips(a->w + at, a->apart * a->row_bytes, r, (g1 - g0) * bytes / 8);
+        prefetch_strips(w, a->apart * a->row_bytes, r, (g1 - g0) * bytes / 8);
     else
-        touch_pages(w, a->row_bytes);
-    return w + at;
+        touch_pages(row, a->row_bytes);
+    return w;
 }
 
 // What is ahead of `bytes` bytes of a row; of strips it has been asked for.

@@ -59,19 +59,17 @@ RL_INLINE void rows(const rl_rows_args *a, const size_t block, const size_t byte
         size_t end = a->n_rows - first < RL_ROWS_STRIPS ? a->n_rows : first + RL_ROWS_STRIPS;
         // Of strips some columns by turns, as in rows256.h.
         for (size_t c0 = 0, c1; c0 < a->cols; c0 = c1) {
-            const size_t step = strip_cols(256 / block * bytes), at = c0 / block * bytes;
-            c1 = a->apart && a->cols - c0 > step ? c0 + step : a->cols;
+            c1 = span_end(a->apart, a->cols, c0, CHUNK / block * bytes);
             for (size_t i = first; i < end; i++) {
                 const size_t r = rl_row_at(i, a->apart);
-                const uint8_t *w = a->w + r * a->row_bytes;
+                const uint8_t *row = a->w + r * a->row_bytes, *w = row + c0 / block * bytes;
                 float(*s)[32] = sums[i - first];
                 if (a->apart)
-                    prefetch_strips(a->w + first / RL_ROWS_STRIPS * a->row_bytes + at, a->apart * a->row_bytes,
-                                    i - first, (c1 - c0) / block * bytes);
+                    prefetch_strips(w, a->apart * a->row_bytes, i - first, (c1 - c0) / block * bytes);
                 else
-                    touch_pages(w, a->row_bytes);
+                    touch_pages(row, a->row_bytes);
                 if (c0 == 0) memset(s, 0, a->n_tok * sizeof *s);
-                add_columns(a, w + at, c0, c1, block, bytes, dequant, s);
+                add_columns(a, w, c0, c1, block, bytes, dequant, s);
                 for (size_t t = 0; t < a->n_tok && c1 == a->cols; t++) a->out[t * a->ld_out + r] = fold(s[t]);
             }
         }
